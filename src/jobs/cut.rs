@@ -59,6 +59,9 @@ const ORDERS_MAX: usize = 200;
 const RECUTS_MAX: usize = 100;
 /// Events of one window that one transaction turns into pushes.
 const EVENTS_MAX: usize = 1_000;
+/// Calls without a push after which windows are left to the next pass, whose events come faster
+/// than they are cut.
+const FRUITLESS_ROUNDS_MAX: usize = 20;
 /// How much longer than needed a pass looks back: for servers whose clocks differ, and for events
 /// that were received before the last pass and committed after it.
 const MARGIN: Span = Span::from_hours(2);
@@ -119,7 +122,9 @@ impl Job for CutJob {
             })
             .collect();
         let mut done = Pass::default();
-        let recuts = self.store.list_recuts(RECUTS_MAX).await?;
+        // Those that wait after a failure do not keep others out.
+        let waiting = self.memory().failed_recuts.len();
+        let recuts = self.store.list_recuts(RECUTS_MAX.saturating_add(waiting)).await?;
         if due.is_empty() && recuts.is_empty() {
             return Ok(done);
         }
@@ -168,7 +173,8 @@ impl CutJob {
         let mut done = Pass::default();
         let failed = match self.record(&mut keeper, orders, &mut done).await? {
             Recorded::LeaseLost => return Ok(false),
-            Recorded::AllBut(failed) => failed,
+            Recorded::AllBut { left_over: true, .. } => return Ok(false),
+            Recorded::AllBut { failed, .. } => failed,
         };
         keeper.release().await?;
         match failed.into_iter().next() {
@@ -259,7 +265,8 @@ impl CutJob {
                 let batch = std::mem::take(&mut orders);
                 match self.record(keeper, batch, done).await? {
                     Recorded::LeaseLost => return Ok(false),
-                    Recorded::AllBut(failed) => {
+                    // What is left over differs from its last cut, and is found again.
+                    Recorded::AllBut { failed, .. } => {
                         failed.iter().for_each(|(tenant, error)| walk.fail(tenant, error));
                     }
                 }
@@ -385,7 +392,7 @@ impl CutJob {
         done.windows += orders.len();
         let mut batches: Vec<Vec<CutOrder>> =
             orders.chunks(ORDERS_MAX).map(<[CutOrder]>::to_vec).rev().collect();
-        let mut failed = Vec::new();
+        let (mut failed, mut left_over, mut rounds) = (Vec::new(), false, 0);
         while let Some(mut batch) = batches.pop() {
             let terms = CutTerms {
                 at: self.clock.now(),
@@ -419,11 +426,17 @@ impl CutJob {
                 return Ok(Recorded::LeaseLost);
             }
             done.pushes += report.pushes;
-            if !report.unfinished.is_empty() {
+            if report.unfinished.is_empty() {
+                continue;
+            }
+            rounds = if report.pushes == 0 { rounds + 1 } else { 0 };
+            if rounds < FRUITLESS_ROUNDS_MAX {
                 batches.push(report.unfinished);
+            } else {
+                left_over = true;
             }
         }
-        Ok(Recorded::AllBut(failed))
+        Ok(Recorded::AllBut { failed, left_over })
     }
 }
 
@@ -431,8 +444,9 @@ impl CutJob {
 enum Recorded {
     /// Another server has taken the lease; what was recorded before stays.
     LeaseLost,
-    /// All are recorded but those of these tenants.
-    AllBut(Vec<(TenantId, store::Error)>),
+    /// All are recorded but those of tenants that failed, and, if some are left over, windows into
+    /// which events come faster than they are cut.
+    AllBut { failed: Vec<(TenantId, store::Error)>, left_over: bool },
 }
 
 /// How many events a window has, and had at its last cut.

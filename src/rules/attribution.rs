@@ -17,11 +17,15 @@ use super::named::named_enum;
 use super::push::{StampedUsage, exact};
 use super::quantity::Quantity;
 use super::rollup::FoldError;
+use super::span::Span;
 use super::stamp::{Agreed, Term, clamp, find_terms, first_charged};
 use super::subscription::{TimelineEntry, in_order};
 use super::timestamp::{MICROS_PER_SECOND, Timestamp};
 use super::window::Window;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// An invoice stays a draft for so long at least; then it is fixed.
+const DRAFT_SPAN: Span = Span::from_hours(1);
 
 named_enum! {
     /// What is done with usage while no subscription is in force.
@@ -43,6 +47,7 @@ pub struct Attribution {
     trials: BTreeSet<(SubscriptionId, Window)>,
     /// Ends of billing periods and changes of prices.
     borders: BTreeSet<Timestamp>,
+    period_ends: BTreeSet<Timestamp>,
 }
 
 /// A part of a window in which nothing changes that decides about billing.
@@ -64,6 +69,9 @@ pub struct Charge {
     pub stamps: Window,
     /// Where its next push is stamped.
     pub stamped_at: Timestamp,
+    /// What was pushed of it before then is on an invoice that is fixed; none where no period is
+    /// known to end, or nothing of it is invoiced.
+    pub closed_at: Option<Timestamp>,
 }
 
 /// The usage of a window by the stretch that it happened in; trials that their producer marked are
@@ -106,6 +114,7 @@ pub enum Treatment {
 pub struct ChargedUsage {
     pub stamps: Window,
     pub stamped_at: Timestamp,
+    pub closed_at: Option<Timestamp>,
     pub billable: Quantity,
     /// The same by the subscription that it was used under.
     pub by_subscription: BTreeMap<Option<String>, Quantity>,
@@ -132,12 +141,13 @@ impl Attribution {
         let entries = in_order(timeline);
         // The last state that names a trial knows when that trial ended.
         let mut trials: BTreeMap<(&SubscriptionId, Timestamp), Timestamp> = BTreeMap::new();
-        let mut borders = BTreeSet::new();
+        let (mut borders, mut period_ends) = (BTreeSet::new(), BTreeSet::new());
         for (place, entry) in entries.iter().enumerate() {
             if let Some(trial) = entry.state.trial {
                 trials.insert((&entry.subscription, trial.start), trial.end);
             }
             borders.extend(entry.state.period.iter().flat_map(|p| [p.start, p.end]));
+            period_ends.extend(entry.state.period.iter().map(|period| period.end));
             let before = place.checked_sub(1).and_then(|before| entries.get(before));
             let before = before.filter(|before| before.subscription == entry.subscription);
             if before.is_some_and(|before| before.state.prices != entry.state.prices) {
@@ -146,7 +156,7 @@ impl Attribution {
         }
         let trials = trials.into_iter();
         let trials = trials.map(|((id, start), end)| (id.clone(), Window { start, end })).collect();
-        Self { terms, trials, borders }
+        Self { terms, trials, borders, period_ends }
     }
 
     /// The same, with further moments at which billing changes.
@@ -159,7 +169,8 @@ impl Attribution {
     pub fn divide(&self, window: Window, one_charge: bool) -> Layout {
         let edges = self.edges(window);
         let ends = edges.iter().skip(1).copied().chain([window.end]);
-        let mut charges = vec![Charge { stamps: window, stamped_at: window.start }];
+        let whole = Charge { stamps: window, stamped_at: window.start, closed_at: None };
+        let mut charges = vec![whole];
         let mut stretches: Vec<Stretch> = Vec::with_capacity(edges.len());
         for (start, end) in edges.iter().copied().zip(ends) {
             let during = Window { start, end };
@@ -258,6 +269,9 @@ impl Attribution {
                 Treatment::Outside => 1,
                 Treatment::Trial => 2,
             });
+            let invoiced = billed.is_some_and(|one| one.treat(None).0 == Treatment::Charged);
+            let period_end = self.period_ends.range(end..).next().filter(|_| invoiced);
+            charge.closed_at = period_end.map(|end| DRAFT_SPAN.after(*end));
             let during = billed.map_or(charge.stamps, |one| one.during);
             let in_force = self.terms.iter().filter(|term| term.holds_at(during.start));
             let mut stamp = whole_second(clamp(charge.stamps.middle(), in_force));
@@ -278,7 +292,7 @@ fn split_charge(charges: &mut Vec<Charge>, window: Window, from: Timestamp) {
     let after = Window { start: from, end: window.end };
     if from > last.stamps.start && from < window.end && room(before) && room(after) {
         last.stamps = before;
-        charges.push(Charge { stamps: after, stamped_at: after.start });
+        charges.push(Charge { stamps: after, stamped_at: after.start, closed_at: None });
     }
 }
 
@@ -349,6 +363,7 @@ impl Layout {
         let charge = |charge: &Charge| ChargedUsage {
             stamps: charge.stamps,
             stamped_at: charge.stamped_at,
+            closed_at: charge.closed_at,
             billable: zero,
             by_subscription: BTreeMap::new(),
         };

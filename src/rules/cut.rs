@@ -15,14 +15,13 @@ use super::attribution::{Attribution, ChargedUsage, Divided, Outside, Treatment}
 use super::billing::{Billing, Granularity, Mode};
 use super::credit::DrawOrder;
 use super::credit::covering::CoverOrder;
-use super::drift::WindowPush;
 use super::event::Event;
 use super::fault::{Fault, must};
 use super::ids::{EventId, MeterNo, TenantId, TenantNo};
 use super::meter::{Aggregation, Meter};
 use super::push::{
-    CutPlan, CutState, NewPush, Place, PlannedPush, Precision, Standing, exact, plan_charges,
-    plan_cut, plan_following,
+    CutPlan, CutState, NewPush, Place, PlannedPush, Precision, Pushed, Standing, exact,
+    plan_charges, plan_cut, plan_following,
 };
 use super::quantity::Quantity;
 use super::submission::{Class, PushState};
@@ -77,23 +76,7 @@ pub struct Revision {
     pub class: Class,
     pub attempts: u32,
     pub stamped_at: Timestamp,
-}
-
-impl From<&WindowPush> for Revision {
-    fn from(push: &WindowPush) -> Self {
-        let WindowPush { revision, mode, quantity, value, state, class, attempts, .. } = push;
-        let stamped_at = push.stamped_at;
-        Self {
-            revision: *revision,
-            mode: *mode,
-            quantity: *quantity,
-            value: *value,
-            state: *state,
-            class: *class,
-            attempts: *attempts,
-            stamped_at,
-        }
-    }
+    pub created_at: Timestamp,
 }
 
 /// The pushes of a window, as far as a cut reads them.
@@ -147,13 +130,21 @@ impl PriorPushes {
 impl PriorPushes {
     /// What the pushes said of each of these parts of the window, by their stamps; none where not
     /// all pushes are known.
-    fn attribute(&self, charges: &[ChargedUsage]) -> Result<Option<Vec<Quantity>>, Fault> {
+    fn attribute(
+        &self,
+        charges: &[ChargedUsage],
+        now: Timestamp,
+    ) -> Result<Option<Vec<Pushed>>, Fault> {
         let Self::All(pushes) = self else { return Ok(None) };
-        let mut sums = vec![Quantity::ZERO; charges.len()];
+        let mut sums = vec![Pushed::default(); charges.len()];
         for push in pushes.iter().filter(|push| is_planned(push)) {
             let place = charges.partition_point(|one| one.stamps.start <= push.stamped_at);
-            let sum = &mut sums[place.saturating_sub(1)];
-            *sum = exact(sum.checked_add(push.quantity))?;
+            let place = place.saturating_sub(1);
+            let (sum, closed_at) = (&mut sums[place], charges[place].closed_at);
+            sum.all = exact(sum.all.checked_add(push.quantity))?;
+            if closed_at.is_some_and(|at| push.created_at < at && at <= now) {
+                sum.invoiced = exact(sum.invoiced.checked_add(push.quantity))?;
+            }
         }
         Ok(Some(sums))
     }
@@ -310,7 +301,8 @@ pub fn plan_events<E: From<Fault>>(
         let stamped_at = subject.attribution.stamp_event(subject.window, event.occurred_at);
         let by_subscription = BTreeMap::from([(subscription, quantity)]);
         let stamps = Window::moment(event.occurred_at);
-        let own = ChargedUsage { stamps, stamped_at, billable: quantity, by_subscription };
+        let (closed_at, billable) = (None, quantity);
+        let own = ChargedUsage { stamps, stamped_at, closed_at, billable, by_subscription };
         let push = subject.push(planned, stamped_at, own.subscriptions_json(), Some(event.id));
         cut.pushes.push(subject.check_push(push, terms).map_err(named)?);
     }
@@ -512,7 +504,7 @@ impl Subject<'_> {
         terms: CutTerms,
     ) -> Result<(CutPlan, Vec<(usize, PlannedPush)>), Fault> {
         let Self { state, remainder, .. } = *self;
-        let attributed = self.prior.attribute(&divided.charges)?;
+        let attributed = self.prior.attribute(&divided.charges, terms.at)?;
         let whole = state.shadow != terms.shadow || self.billing.mode == Mode::Absolute;
         if let (Some(attributed), false) = (attributed, whole) {
             let holds = (divided, covered);

@@ -314,6 +314,7 @@ mod tests {
         let charge = |start: i64, end: i64, billable: &str| ChargedUsage {
             stamps: Window { start: second(start), end: second(end) },
             stamped_at: second(start + 1),
+            closed_at: None,
             billable: quantity(billable),
             by_subscription: BTreeMap::from([(None, quantity(billable))]),
         };

@@ -259,15 +259,23 @@ pub fn plan_cut(
 /// A push of one charge of a window, by the charge's place.
 pub type ChargePush = (usize, PlannedPush);
 
+/// What earlier pushes said of a charge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pushed {
+    pub all: Quantity,
+    /// What of it is on an invoice that is fixed: nothing takes it off that any more.
+    pub invoiced: Quantity,
+}
+
 /// Plans the cut of a window by its charges: each is pushed what it has and its earlier pushes do
-/// not say. `attributed` is what earlier pushes said of each. Credits cover the oldest charges
-/// first. The last charge with usage takes what is left, so that digits which the provider cannot
-/// hold are carried.
+/// not say. Credits cover the oldest charges first. The last charge with usage takes what is left,
+/// so that digits which the provider cannot hold are carried, and what was invoiced of a charge
+/// beyond what it has is not billed once more.
 pub fn plan_charges(
     state: &CutState,
     remainder: Quantity,
     (divided, covered): (&Divided, Quantity),
-    attributed: &[Quantity],
+    pushed: &[Pushed],
     precision: Precision,
 ) -> Result<(CutPlan, Vec<ChargePush>), Fault> {
     let before = state;
@@ -280,8 +288,9 @@ pub fn plan_charges(
     let mut due = vec![Quantity::ZERO; charges.len()];
     for (place, net) in divided.less(covered)?.into_iter().enumerate() {
         if place != main {
-            let fitting = round_down(net, precision.fitting(net));
-            due[place] = exact(fitting.checked_sub(attributed[place]))?;
+            let Pushed { all, invoiced } = pushed[place];
+            let fitting = round_down(net, precision.fitting(net)).max(invoiced);
+            due[place] = exact(fitting.checked_sub(all))?;
             left = exact(left.checked_sub(due[place]))?;
         }
     }
@@ -576,6 +585,7 @@ mod tests {
         let mut usage = ChargedUsage {
             stamps: Window { start, end },
             stamped_at: start,
+            closed_at: None,
             billable: Quantity::ZERO,
             by_subscription: BTreeMap::new(),
         };

@@ -83,15 +83,28 @@ pub fn find_terms(agreed: &[Agreed], timeline: &[TimelineEntry]) -> Vec<Term> {
             charged_from: one.charged_from.unwrap_or(one.began_at),
         })
         .collect();
-    let known = |id: &SubscriptionId| agreed.iter().any(|one| one.subscription == *id);
     let seen: BTreeSet<&SubscriptionId> = timeline.iter().map(|one| &one.subscription).collect();
-    for id in seen.into_iter().filter(|id| !known(id)) {
-        let created =
-            |entry: &&TimelineEntry| entry.subscription == *id && entry.origin == Origin::Created;
+    for id in seen {
+        let subscription = id.clone();
+        let own = || timeline.iter().filter(|entry| entry.subscription == *id);
+        let agreed_from = agreed.iter().filter(|one| one.subscription == *id);
+        if let Some(agreed_from) = agreed_from.map(|one| one.began_at).min() {
+            // Before anything was agreed it was in force as far as it is known.
+            let seen_from = own().map(|entry| entry.at).min().filter(|at| *at < agreed_from);
+            let until = ended(id).map_or(agreed_from, |end| end.min(agreed_from));
+            terms.extend(seen_from.map(|began_at| Term {
+                subscription,
+                began_at,
+                ended_at: Some(until),
+                charged_from: began_at,
+            }));
+            continue;
+        }
         // One that was only seen later has begun some time before.
-        let began_at = timeline.iter().filter(created).map(|entry| entry.at).min();
+        let created = own().filter(|entry| entry.origin == Origin::Created);
+        let began_at = created.map(|entry| entry.at).min();
         let began_at = began_at.unwrap_or(Timestamp::from_micros(i64::MIN));
-        let (subscription, ended_at) = (id.clone(), ended(id));
+        let ended_at = ended(id);
         terms.push(Term { subscription, began_at, ended_at, charged_from: began_at });
     }
     terms.sort_by(|a, b| {
@@ -169,11 +182,13 @@ mod tests {
         ];
         let id = |id: &str| SubscriptionId::parse(id).expect("valid");
         let first = Term { charged_from: at("12:16:00"), ..term("12:00:00", Some("14:00:00")) };
+        // It was made at the provider, and a plan was agreed to later.
+        let before = term("09:00:00", Some("12:00:00"));
         let second = Term { subscription: id("sub_2"), ..term("10:00:00", None) };
         let long_ago = Timestamp::from_micros(i64::MIN);
         let seen = Term { began_at: long_ago, charged_from: long_ago, ..second.clone() };
         let seen = Term { subscription: id("sub_3"), ..seen };
-        assert_eq!(find_terms(&agreed, &timeline), [seen, second, first]);
+        assert_eq!(find_terms(&agreed, &timeline), [seen, before, second, first]);
     }
 
     proptest! {

@@ -9,7 +9,7 @@ use counterfoil::rules::quantity::Quantity;
 use counterfoil::rules::subscription::{Origin, Subscription};
 use counterfoil::rules::timestamp::Timestamp;
 use counterfoil::rules::window::Window;
-use counterfoil::store::push::{CutOrder, CutReport, Recut};
+use counterfoil::store::push::{CutOrder, CutReport, PushRelease, Recut};
 
 /// The hour that all of these are about, and moments in it.
 const HOUR: i64 = 0;
@@ -261,4 +261,46 @@ pub async fn usage_is_divided_at_borders_that_are_asked_for(f: Fixture) {
     let nobody = tenant_id("nobody");
     let none = billed.f.store.divide_usage(&nobody, meter, own, &[], Outside::Hold).await.unwrap();
     assert_eq!(none, None);
+}
+
+pub async fn a_mapping_divides_what_was_cut_before(f: Fixture) {
+    let billed = Billed::start(f).await;
+    // The provider's customer is known before the tenant is mapped to it.
+    in_trial(&billed, "sub_1", -600, 40).await;
+    use_all_hour(&billed, "tokens").await;
+    assert_eq!(billed.cut("tokens", &[HOUR]).await, 1);
+    assert_eq!(recuts(&billed).await, []);
+    billed.f.customer("acme", "cus_acme").await;
+    let [asked] = recuts(&billed).await.try_into().unwrap();
+    assert!(asked.range.start <= minute(0) && billed.f.now <= asked.range.end);
+    // Nothing is sent before the trial is taken back.
+    let release = PushRelease { now: billed.f.now, stamp_age_max: None, limit: 100 };
+    assert_eq!(billed.f.store.release_pushes(release).await.unwrap(), 0);
+    assert_eq!(cut_again(&billed, "tokens").await.pushes, 2);
+    assert!(billed.f.store.finish_recut(&billed.lease, asked.number).await.unwrap());
+    assert!(billed.f.store.release_pushes(release).await.unwrap() > 0);
+    let state = billed.state("tokens", HOUR).await.unwrap();
+    assert_eq!((state.total, state.trial), (quantity("650000"), quantity("4321")));
+    // The same customer once more is no change; a tenant of which nothing is known neither.
+    billed.f.customer("acme", "cus_acme").await;
+    billed.f.customer("umbrella", "cus_umbrella").await;
+    assert_eq!(recuts(&billed).await, []);
+}
+
+pub async fn usage_under_a_former_customer_stays_divided_by_its_subscriptions(f: Fixture) {
+    let billed = Billed::with_acme(f).await;
+    in_trial(&billed, "sub_1", -600, 40).await;
+    use_all_hour(&billed, "tokens").await;
+    billed.cut("tokens", &[HOUR]).await;
+    billed.f.customer("acme", "cus_other").await;
+    let late = event("acme", "late", "tokens", "\"0.5\"", &minute(10).to_string(), "{}");
+    billed.f.deliver_one(&late).await;
+    assert_eq!(billed.cut("tokens", &[HOUR]).await, 0);
+    let state = billed.state("tokens", HOUR).await.unwrap();
+    assert_eq!((state.total, state.trial), (quantity("650000"), quantity("4321.5")));
+    // What is learnt of its subscriptions still concerns the tenant.
+    let before = recuts(&billed).await.len();
+    let short = Window { start: minute(-600), end: minute(20) };
+    learn(&billed, "sub_1", (20, Origin::Updated), |state| state.trial = Some(short)).await;
+    assert_eq!(recuts(&billed).await.len(), before + 1);
 }

@@ -172,6 +172,8 @@ on_every_store! {
         a_day_is_divided_like_an_hour,
         a_window_billed_by_its_total_is_stamped_where_it_is_charged,
         usage_is_divided_at_borders_that_are_asked_for,
+        a_mapping_divides_what_was_cut_before,
+        usage_under_a_former_customer_stays_divided_by_its_subscriptions,
     }
     cuts {
         three_calls_with_one_lease,

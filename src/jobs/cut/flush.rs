@@ -117,7 +117,7 @@ impl CutJob {
         let mut done = Pass::default();
         match self.record(&mut keeper, orders, &mut done).await? {
             Recorded::LeaseLost => return Ok(done.pushes),
-            Recorded::AllBut(failed) => {
+            Recorded::AllBut { failed, .. } => {
                 let mut flushes = self.flushes.lock().expect("no holder panics");
                 failed.iter().for_each(|(tenant, error)| flushes.fail(tenant, error));
             }

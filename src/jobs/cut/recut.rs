@@ -43,9 +43,12 @@ impl CutJob {
         }
         let mut failed = Failed::new();
         for recut in recuts {
-            let Some(of_recut) = self.cut_request(keeper, catalog, &recut, now, done).await? else {
-                return Ok(false);
-            };
+            let cut = self.cut_request(keeper, catalog, &recut, now, done).await?;
+            let Some((of_recut, left_over)) = cut else { return Ok(false) };
+            if left_over {
+                // The request stays, and the next pass goes on.
+                continue;
+            }
             if of_recut.is_empty() {
                 self.memory().failed_recuts.remove(&recut.number);
                 if !self.store.finish_recut(keeper.lease(), recut.number).await? {
@@ -67,7 +70,8 @@ impl CutJob {
         Ok(true)
     }
 
-    /// Cuts the windows of one request; the meters that failed, or none if the lease was lost.
+    /// Cuts the windows of one request; the meters that failed and whether windows are left over, or
+    /// none if the lease was lost.
     async fn cut_request(
         &self,
         keeper: &mut Keeper<'_>,
@@ -75,8 +79,8 @@ impl CutJob {
         recut: &Recut,
         now: Timestamp,
         done: &mut Pass,
-    ) -> store::Result<Option<BTreeMap<MeterNo, String>>> {
-        let mut failed = BTreeMap::new();
+    ) -> store::Result<Option<(BTreeMap<MeterNo, String>, bool)>> {
+        let (mut failed, mut left_over) = (BTreeMap::new(), false);
         for (number, meter) in catalog.billed() {
             let Some(billing) = meter.spec.billing.as_ref() else { continue };
             let billed = Billed { number, meter: meter.as_ref(), billing, mark: None };
@@ -90,12 +94,13 @@ impl CutJob {
             };
             match self.record(keeper, orders, done).await? {
                 Recorded::LeaseLost => return Ok(None),
-                Recorded::AllBut(some) => {
+                Recorded::AllBut { failed: some, left_over: rest } => {
                     failed.extend(some.first().map(|(_, error)| (number, error.to_string())));
+                    left_over |= rest;
                 }
             }
         }
-        Ok(Some(failed))
+        Ok(Some((failed, left_over)))
     }
 
     /// The windows of a request that were cut before, or would have been by now.

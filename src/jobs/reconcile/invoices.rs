@@ -19,7 +19,7 @@ use crate::rules::pass::PassKind;
 use crate::rules::push::CutState;
 use crate::rules::quantity::Quantity;
 use crate::rules::span::Span;
-use crate::rules::submission::PushState;
+use crate::rules::submission::{Class, PushState};
 use crate::rules::window::Window;
 use crate::store;
 use crate::store::webhook::Mirror;
@@ -159,8 +159,15 @@ impl ReconcileJob {
             if window.start == border {
                 continue;
             }
-            let own = counting.iter().filter(|push| push.window == window);
-            let Some(pushed) = add_up(own.copied()) else { continue };
+            // The side is decided by the stamp, whatever came of the push.
+            let planned = |push: &&WindowPush| {
+                let kept = push.state != PushState::Replaced || push.class == Class::NotSent;
+                push.window == window
+                    && push.shadow == self.shadow
+                    && kept
+                    && period.contains(push.stamped_at)
+            };
+            let Some(pushed) = add_up(pushes.iter().filter(planned)) else { continue };
             let place = (tenant, number, meter.as_ref(), window);
             misplaced.extend(self.judge_side(place, period, pushed).await?);
         }

@@ -134,6 +134,27 @@ fn a_window_that_is_billed_by_one_total_is_one_charge() {
 }
 
 #[test]
+fn a_charge_is_closed_an_hour_after_its_period_ends() {
+    let period = |from: i64, until: i64| {
+        entry("sub_1", from, |state| state.period = Some(window(from, until)))
+    };
+    let check = |timeline: &[TimelineEntry], expected: &[Option<i64>]| {
+        let closed = of(timeline).divide(HOUR, false).charges;
+        let closed: Vec<_> = closed.iter().map(|charge| charge.closed_at).collect();
+        let expected: Vec<_> = expected.iter().map(|at| at.map(minute)).collect();
+        assert_eq!(closed, expected, "{timeline:?}");
+    };
+    check(&[plain("sub_1", -60)], &[None]);
+    check(&[period(-60, 20)], &[Some(80), None]);
+    check(&[period(-60, 20), period(20, 500)], &[Some(80), Some(560)]);
+    // Usage of a trial is on no invoice, so there is nothing to bill twice.
+    let in_trial = entry("sub_1", -60, |state| {
+        (state.trial, state.period) = (Some(window(-60, 20)), Some(window(-60, 20)));
+    });
+    check(&[in_trial], &[None, None]);
+}
+
+#[test]
 fn only_windows_in_which_something_changes_need_their_events() {
     let check = |timeline: &[TimelineEntry], expected: bool| {
         assert_eq!(of(timeline).divide(HOUR, false).needs_events(), expected, "{timeline:?}");

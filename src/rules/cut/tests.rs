@@ -93,6 +93,7 @@ fn revision(revision: u32, value: &str) -> Revision {
         class: Class::Confirmed,
         attempts: 1,
         stamped_at: WINDOW.middle(),
+        created_at: WINDOW.end,
     }
 }
 
@@ -106,6 +107,7 @@ fn parts(count: u64, charges: &[(Window, &str)]) -> Divided {
     let charge = |(stamps, billable): &(Window, &str)| ChargedUsage {
         stamps: *stamps,
         stamped_at: stamps.middle(),
+        closed_at: None,
         billable: quantity(billable),
         by_subscription: BTreeMap::from([(None, quantity(billable))]),
     };
@@ -220,6 +222,34 @@ fn each_part_of_a_window_is_pushed_what_its_pushes_do_not_say() {
     check(&[(1, "3", HALVES[0]), (2, "2", HALVES[1])], ["0", "9"], &[("-3", 15), ("7", 45)]);
     // Digits that the provider does not hold are carried by the last part with usage.
     check(&[(1, "5", HALVES[0])], ["5.5", "2.75"], &[("3", 45)]);
+}
+
+#[test]
+fn what_was_invoiced_is_not_billed_again_on_the_other_side() {
+    let hour = |number: i64| Timestamp::from_micros(number * MICROS_PER_HOUR);
+    let check = |created: i64, now: [&str; 2], covered: &str, expected: &[(&str, i64)]| {
+        let mut ground = Ground::new(BY_WINDOW);
+        let first = Revision { stamped_at: HALVES[0].middle(), ..revision(1, "10") };
+        let first = Revision { created_at: hour(created), ..first };
+        ground.prior = PriorPushes::All(vec![first]);
+        ground.state.total = quantity("10");
+        (ground.state.planned, ground.remainder) = (quantity("10"), Quantity::ZERO);
+        ground.terms.at = hour(9);
+        let mut divided = parts(3, &[(HALVES[0], now[0]), (HALVES[1], now[1])]);
+        divided.charges[0].closed_at = Some(hour(5));
+        let cut = ground.cut(&divided, covered).expect("sound").expect("it has changed");
+        let pushes = cut.pushes.iter();
+        let pushes = pushes.map(|p| (p.planned.value.to_string(), p.stamped_at.micros()));
+        let own = |(value, at): &(&str, i64)| ((*value).to_owned(), at * 60_000_000);
+        assert_eq!(pushes.collect::<Vec<_>>(), expected.iter().map(own).collect::<Vec<_>>());
+    };
+    // Ten were invoiced on the first side: only what is more than that is billed.
+    check(2, ["7", "4"], "0", &[("1", 45)]);
+    check(2, ["12", "4"], "0", &[("2", 15), ("4", 45)]);
+    // They came after the invoice was fixed, so they are on none.
+    check(6, ["7", "4"], "0", &[("-3", 15), ("4", 45)]);
+    // Credits that came later cover what is not invoiced.
+    check(2, ["10", "2"], "1", &[("1", 45)]);
 }
 
 #[test]

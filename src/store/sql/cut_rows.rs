@@ -169,7 +169,7 @@ pub fn read_revisions(
     let sql = "-- read_revisions
         WITH given (number, meter, starts_at) AS (VALUES ($::int4, $::int2, $::timestamptz), ...)
         SELECT tenant_no, meter_no, window_start, revision, mode, quantity, value, state, class,
-            attempts, stamped_at
+            attempts, stamped_at, created_at
         FROM given JOIN pushes /*+ INDEXED BY pushes_by_window */
             ON tenant_no = number AND meter_no = meter AND window_start = starts_at
         ORDER BY tenant_no, meter_no, window_start, revision";
@@ -184,6 +184,7 @@ pub fn read_revisions(
             class: row.get("pushes.class")?,
             attempts: row.get("pushes.attempts")?,
             stamped_at: row.get("pushes.stamped_at")?,
+            created_at: row.get("pushes.created_at")?,
         });
         Ok(())
     })?;

@@ -411,9 +411,10 @@ impl Cutting {
         for (window, usage, layout) in divided {
             let (count, by_stretch) = match layout.needs_events() {
                 false => (usage.count, vec![usage.by_stamps]),
-                true => match sums.remove(&window.key()) {
+                true => match sums.remove(&window.key()).filter(|sums| self.fits(window, sums)) {
                     Some(sums) => (sums.count, sums.by_stretch),
-                    // The timeline has changed since its events were added up.
+                    // The timeline has changed, or events came or were cut, since they were added
+                    // up.
                     None => {
                         self.unfinished.push(window.order());
                         continue;
@@ -425,6 +426,13 @@ impl Cutting {
             changed.push(ChangedWindow { window, content: Content::Whole(content) });
         }
         Ok(changed)
+    }
+
+    /// Whether sums of a window go with its state: no event that was cut is left out, and of a meter
+    /// that is billed by event no other is in them.
+    fn fits(&self, window: &CutWindow, sums: &StretchSums) -> bool {
+        let cut = self.state(window).count;
+        sums.count == cut || (sums.count > cut && !window.is_by_event())
     }
 
     /// Reads what is stored of the windows, and holds the credits that may cover them and those

@@ -5,6 +5,7 @@
 //!
 //! A crash leaves all of a call or nothing, and every call may be repeated.
 
+use super::timelines::follow_mapping;
 use super::waiting::mark_releasing;
 use super::{Done, Row, Session, SqlStore, values};
 use crate::rules::ids::{CustomerId, MeterNo, TenantId};
@@ -79,6 +80,8 @@ pub fn put_tenant(
         return Ok(TenantPut::CustomerTaken(holder.id));
     }
     let number = session.hold_tenant(tenant, at)?;
+    let sql = "-- find_mapping\nSELECT customer FROM tenants WHERE tenant_no = $1";
+    let before: Option<CustomerId> = session.read_one(sql, values![number], Row::only)?;
     // The customer that it had is kept: what was sent to it stays there.
     let sql = "-- keep_customer
         INSERT INTO former_customers (tenant_no, customer)
@@ -94,6 +97,9 @@ pub fn put_tenant(
         RETURNING tenant, name, customer, created_at";
     let stored = session.read_one(sql, values![number, name, customer, unmap], decode_tenant)?;
     mark_releasing(session, tenant)?;
+    if stored.customer != before {
+        follow_mapping(session, number, at)?;
+    }
     Ok(TenantPut::Stored(stored))
 }
 

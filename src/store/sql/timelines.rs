@@ -23,8 +23,8 @@ use crate::store::Result;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How far back windows are cut again: the provider takes nothing that is older.
-const REACH: Span = Span::from_hours(40 * 24);
+/// How far back windows are cut again: of what is older the provider takes nothing.
+const REACH: Span = Span::from_hours(33 * 24);
 
 /// Adds what is not there yet, and requests that windows be cut again which it divides anew.
 pub fn insert_entries<'e>(
@@ -67,7 +67,11 @@ fn request_recuts(
     added: &[&TimelineEntry],
     at: Timestamp,
 ) -> Done<()> {
-    let sql = "-- request_recuts\nSELECT tenant_no FROM tenants WHERE customer = $1";
+    let sql = "-- request_recuts
+        SELECT tenant_no FROM tenants WHERE customer = $1
+        UNION ALL
+        SELECT tenant_no FROM former_customers WHERE customer = $1
+        LIMIT 1";
     let tenant: Option<TenantNo> = session.read_optional(sql, values![customer], Row::only)?;
     let Some(tenant) = tenant else { return Ok(()) };
     let tenants = BTreeSet::from([tenant]);
@@ -83,6 +87,16 @@ fn request_recuts(
     }
 }
 
+/// Requests recuts for a tenant that has got another customer, or none: its timeline is another.
+/// A tenant of which nothing is known has nothing to divide.
+pub fn follow_mapping(session: &dyn Session, tenant: TenantNo, at: Timestamp) -> Done<()> {
+    let known = read_timelines(session, &BTreeSet::from([tenant]))?;
+    if known.values().any(|timeline| !timeline.is_empty()) {
+        request_expedited(session, tenant, Window { start: REACH.before(at), end: at }, at)?;
+    }
+    Ok(())
+}
+
 /// All states of the subscriptions of the tenant's customer.
 pub fn read_timeline(session: &dyn Session, tenant: &TenantId) -> Done<Vec<TimelineEntry>> {
     let sql = "-- read_timeline
@@ -91,7 +105,8 @@ pub fn read_timeline(session: &dyn Session, tenant: &TenantId) -> Done<Vec<Timel
     session.read_all(sql, values![tenant], decode_entry)
 }
 
-/// All states of the subscriptions of these tenants' customers.
+/// All states of the subscriptions of these tenants' customers, and of those that were: what was
+/// used under them stays theirs, unless the customer is another tenant now.
 pub fn read_timelines(
     session: &dyn Session,
     tenants: &BTreeSet<TenantNo>,
@@ -101,12 +116,23 @@ pub fn read_timelines(
         SELECT tenants.tenant_no, subscription, at, origin, version, state
         FROM given CROSS JOIN tenants CROSS JOIN timeline_entries
         WHERE tenants.tenant_no = number AND timeline_entries.customer = tenants.customer";
+    let former = "-- read_timelines
+        WITH given (number) AS (VALUES ($::int4), ...)
+        SELECT former_customers.tenant_no, subscription, at, origin, version, state
+        FROM given CROSS JOIN former_customers CROSS JOIN timeline_entries
+        WHERE former_customers.tenant_no = number
+            AND timeline_entries.customer = former_customers.customer
+            AND NOT EXISTS (
+                SELECT 1 FROM tenants WHERE tenants.customer = former_customers.customer
+            )";
     let mut timelines: BTreeMap<TenantNo, Vec<TimelineEntry>> = BTreeMap::new();
-    let rows = tenants.iter().map(|tenant| values![tenant].to_vec());
-    session.read_batch(sql, rows, |row| {
-        timelines.entry(row.get("tenants.tenant_no")?).or_default().push(decode_entry(row)?);
-        Ok(())
-    })?;
+    for sql in [sql, former] {
+        let rows = tenants.iter().map(|tenant| values![tenant].to_vec());
+        session.read_batch(sql, rows, |row| {
+            timelines.entry(row.get("tenants.tenant_no")?).or_default().push(decode_entry(row)?);
+            Ok(())
+        })?;
+    }
     Ok(timelines)
 }
 

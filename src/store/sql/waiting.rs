@@ -96,11 +96,12 @@ pub fn is_releasing(session: &dyn Session) -> Done<bool> {
 }
 
 /// Releases pushes of one tenant, oldest first. A tenant that another server works on is left to
-/// it.
+/// it. One whose windows are to be cut again waits for that: its timeline may take pushes back.
 pub fn release(session: &dyn Session, release: &PushRelease) -> Done<Vec<TransitionLine>> {
     let PushRelease { now, stamp_age_max, limit } = *release;
     let sql = "-- release
         SELECT tenant_no FROM tenants /*+ INDEXED BY tenants_releasing */ WHERE releasing
+            AND NOT EXISTS (SELECT 1 FROM recuts WHERE recuts.tenant_no = tenants.tenant_no)
         ORDER BY tenant_no LIMIT 1 FOR UPDATE SKIP LOCKED";
     let tenant: Option<TenantNo> = session.read_optional(sql, &[], Row::only)?;
     let Some(tenant) = tenant else { return Ok(Vec::new()) };
