@@ -40,6 +40,7 @@ pub struct Config {
     pub sagas: SagasConfig,
     pub tax: TaxConfig,
     pub alerts: AlertsConfig,
+    pub check: CheckConfig,
     pub log: LogConfig,
     #[serde(default)]
     /// By slug.
@@ -198,6 +199,16 @@ impl PushConfig {
 }
 
 /// Where alerts go. The addresses are secrets too: their holders can write to the channel.
+/// The self-check.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckConfig {
+    /// Of the day in UTC.
+    pub walk_hour: u32,
+    pub rows_per_second: u64,
+    pub sample_windows: usize,
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AlertsConfig {
@@ -581,6 +592,10 @@ fn check(config: &Config) -> Result<(), ConfigError> {
     if push.rate_per_second == 0 || push.backoff_base_ms == 0 || push.poll_ms == 0 {
         let names = "push.rate_per_second, push.backoff_base_ms and push.poll_ms";
         return Err(invalid(format!("{names} must be at least 1")));
+    }
+    if config.check.rows_per_second == 0 || config.check.walk_hour > 23 {
+        let detail = "check.rows_per_second is at least 1, and check.walk_hour 0 to 23";
+        return Err(invalid(detail.into()));
     }
     if config.alerts.timeout_ms == 0 {
         return Err(invalid("alerts.timeout_ms must be at least 1".into()));

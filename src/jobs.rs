@@ -17,6 +17,7 @@ pub mod push;
 pub mod reconcile;
 pub mod restore;
 pub mod sagas;
+pub mod self_check;
 pub mod sweep;
 pub mod thresholds;
 pub mod unbilled;
@@ -152,6 +153,7 @@ impl Jobs {
         jobs.spawn(credits::CreditsJob::new(&context));
         jobs.spawn(dunning::DunningJob::new(&context));
         jobs.spawn(sweep::SweepJob::new(&context));
+        jobs.spawn(self_check::SelfCheckJob::new(&context));
         // Without a destination no notice is ever written.
         if !parts.destinations.is_empty() {
             jobs.spawn(OutboxJob::new(&context, Receivers::Alerts(parts.destinations)));

@@ -51,6 +51,7 @@ pub mod rollup;
 pub mod saga;
 #[cfg(test)]
 mod samples;
+pub mod self_check;
 pub mod settlement;
 pub mod signature;
 pub mod span;

@@ -25,6 +25,7 @@ pub mod push;
 pub mod quote;
 pub mod reconciliation;
 pub mod saga;
+pub mod self_check;
 mod sql;
 pub mod sqlite;
 pub mod throttle;
@@ -36,6 +37,7 @@ use crate::rules::event::Event;
 use crate::rules::fault::Fault;
 use crate::rules::ids::{CustomerId, EventId, MeterNo, MeterSlug, TenantId};
 use crate::rules::meter::{Catalog, Meter};
+use crate::rules::self_check::SliceReport;
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::{ComposeError, Usage, UsageRow, UsageShape};
 use crate::rules::verdict::{Acceptance, Tally, Verdict};
@@ -57,6 +59,7 @@ use push::{Cuts, Leases, PushChanges, PushHistory, Pushes};
 use quote::Quotes;
 use reconciliation::Reconciliation;
 use saga::Sagas;
+use self_check::{SelfChecks, Slices};
 use std::sync::Arc;
 use webhook::{Mirrors, Webhooks};
 
@@ -271,12 +274,25 @@ pub struct CheckReport {
 }
 
 pub const CHECK_FINDINGS_MAX: usize = 100;
+/// Totals, unique values and counters that a check holds at once: about 25 MB.
+pub const CHECK_ROWS_MAX: usize = 65_536;
 
 impl CheckReport {
     /// Adds a finding while there is room; its text is built only then.
     fn add(&mut self, finding: impl FnOnce() -> String) {
         if self.findings.len() < CHECK_FINDINGS_MAX {
             self.findings.push(finding());
+        }
+    }
+
+    /// Takes what was found of a slice.
+    fn add_slice(&mut self, slice: SliceReport) {
+        self.rollups += slice.totals;
+        for mismatch in &slice.mismatches {
+            self.add(|| mismatch.to_string());
+        }
+        if slice.more > 0 {
+            self.add(|| format!("{} more totals or counters of the same tenants", slice.more));
         }
     }
 }
@@ -294,8 +310,26 @@ pub struct Health {
     pub faults: Vec<String>,
 }
 
-/// Called with the number of events read so far.
-pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
+/// How far a check is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CheckProgress {
+    pub step: CheckStep,
+    /// Events that this step has read, and about how many there are.
+    pub events: u64,
+    pub of: u64,
+}
+
+/// What a check does one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckStep {
+    /// Whether every event is there, and found by its key.
+    Keys,
+    /// Whether totals and counters are what the events add up to.
+    Totals,
+}
+
+/// Called now and then while a check goes on.
+pub type Progress<'a> = &'a (dyn Fn(CheckProgress) + Send + Sync);
 
 verbs! {
     /// Deliveries in, verdicts out.
@@ -426,6 +460,8 @@ pub trait Store:
     + Clocks
     + Epochs
     + Bindings
+    + Slices
+    + SelfChecks
 {
     /// The latest moment this store had recorded when it was opened.
     fn high_water(&self) -> Timestamp;

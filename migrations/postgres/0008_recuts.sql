@@ -28,3 +28,41 @@ CREATE INDEX cuts_outside ON cuts (meter_no, outside) WHERE outside <> 0;
 -- What the provider had counted and no longer shows is reissued; "correction" is a producer's word.
 UPDATE pushes SET class = 'reissue' WHERE class = 'correction';
 UPDATE push_transitions SET class = 'reissue' WHERE class = 'correction';
+
+-- The self-check: stored totals and counters are compared with the events, a sample each hour and
+-- everything each night.
+CREATE TABLE self_checks (
+    -- always 1
+    one smallint NOT NULL PRIMARY KEY CHECK (one = 1),
+    -- JSON: where the walk goes on, what it found, when samples and walks ended; see
+    -- src/rules/self_check.rs
+    state text NOT NULL
+);
+
+-- Windows whose stored total or counter is not what their events add up to.
+CREATE TABLE self_check_mismatches (
+    -- order in which they were found
+    mismatch_no bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    -- whose usage
+    tenant_no integer NOT NULL,
+    -- the tenant's id
+    tenant text NOT NULL,
+    -- of what; null for a counter of accepted events
+    meter_no smallint,
+    -- the meter's slug
+    meter text NOT NULL,
+    -- start of the bucket, or of the hour of receipt of a counter
+    window_start timestamptz NOT NULL,
+    -- its end
+    window_end timestamptz NOT NULL,
+    -- the group of the total, as in totals
+    grp text NOT NULL,
+    -- what is stored, in words
+    stored text NOT NULL,
+    -- what the events add up to, in words
+    events text NOT NULL,
+    -- when it was found first
+    found_at timestamptz NOT NULL
+);
+
+CREATE INDEX self_check_mismatches_by_tenant ON self_check_mismatches (tenant_no);

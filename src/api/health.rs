@@ -53,6 +53,26 @@ pub struct BillingHealth {
     pub webhooks_waiting: u64,
     pub pages: Pages,
     pub last_pass: LastPasses,
+    pub self_check: SelfCheckHealth,
+}
+
+/// Whether stored totals and counters are what their events add up to, as far as that was compared.
+#[derive(Default, Serialize, Deserialize, ToSchema)]
+pub struct SelfCheckHealth {
+    /// Windows whose stored total or counter is not what its events add up to.
+    pub mismatches: u64,
+    /// Why not everything was compared lately; null if it was.
+    pub not_done: Option<String>,
+    /// When the last walk that compared everything began; nothing is unchecked for longer.
+    pub complete_since: Option<Timestamp>,
+    /// When it ended; null if there was none.
+    pub last_walk: Option<Timestamp>,
+    /// When the walk that goes on began; null if none does.
+    pub walk_started: Option<Timestamp>,
+    /// Events that the last walk has compared, also one that goes on.
+    pub walk_events: u64,
+    /// When the last hourly sample ended; null if there was none.
+    pub last_sample: Option<Timestamp>,
 }
 
 /// A meter's usage that is not billed, by cause, as decimal numbers; a cause without usage is null.

@@ -3,6 +3,10 @@
 //!
 //! Invariant: without `--repair` it only reads, so it may run beside a server at any time.
 
+mod display;
+
+pub use display::CheckDisplay;
+
 use super::EXIT_FINDINGS;
 use super::store::StoreArguments;
 use super::table::{cell, grouped, new_table};
@@ -11,10 +15,9 @@ use crate::store::CheckReport;
 use crate::store::postgres::PostgresStore;
 use crate::store::sqlite::SqliteStore;
 use anyhow::{Context, bail};
-use indicatif::{ProgressBar, ProgressStyle};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::sync::Arc;
 
 /// Recompute every total from its events and compare
 #[derive(clap::Args)]
@@ -42,17 +45,13 @@ pub struct CheckArguments {
 
 pub async fn run(arguments: &CheckArguments) -> anyhow::Result<ExitCode> {
     let config = arguments.store.load_config()?;
-    let bar = ProgressBar::new_spinner();
-    let style = ProgressStyle::with_template("{spinner} {human_pos} events read, {per_sec}")
-        .expect("the template is valid");
-    bar.set_style(style);
-    bar.enable_steady_tick(Duration::from_millis(100));
+    let display = Arc::new(CheckDisplay::new());
     let wrong = match arguments.repair {
-        true => repair_store(&config, bar.clone()).await?,
+        true => repair_store(&config, Arc::clone(&display)).await?,
         false => Vec::new(),
     };
-    let report = check_store(&config, bar.clone()).await;
-    bar.finish_and_clear();
+    let report = check_store(&config, Arc::clone(&display)).await;
+    display.end();
     let report = report?;
     for finding in wrong.iter().filter(|finding| !report.findings.contains(finding)) {
         eprintln!("repaired: {finding}");
@@ -70,19 +69,22 @@ pub async fn run(arguments: &CheckArguments) -> anyhow::Result<ExitCode> {
     Ok(if report.findings.is_empty() { ExitCode::SUCCESS } else { EXIT_FINDINGS.into() })
 }
 
-/// Checks a store that may be in use; `bar` follows the events read.
-pub async fn check_store(config: &Config, bar: ProgressBar) -> anyhow::Result<CheckReport> {
+/// Checks a store that may be in use; `display` follows the events that are read.
+pub async fn check_store(
+    config: &Config,
+    display: Arc<CheckDisplay>,
+) -> anyhow::Result<CheckReport> {
     let url = &config.store.url;
     let report = match url {
         StoreUrl::Sqlite(directory) => {
             let directory = existing(directory)?;
             let check = move || {
-                SqliteStore::check_directory(&directory, &|events| bar.set_position(events))
+                SqliteStore::check_directory(&directory, &|progress| display.show(progress))
             };
             tokio::task::spawn_blocking(check).await.context("the check was interrupted")?
         }
         StoreUrl::Postgres(url) => {
-            let progress = |events| bar.set_position(events);
+            let progress = |progress| display.show(progress);
             PostgresStore::check_database(url, &config.postgres, &progress).await
         }
     };
@@ -90,14 +92,14 @@ pub async fn check_store(config: &Config, bar: ProgressBar) -> anyhow::Result<Ch
 }
 
 /// Makes wrong totals again from the events; returns everything that was found before.
-async fn repair_store(config: &Config, bar: ProgressBar) -> anyhow::Result<Vec<String>> {
+async fn repair_store(config: &Config, display: Arc<CheckDisplay>) -> anyhow::Result<Vec<String>> {
     let url = &config.store.url;
     let StoreUrl::Sqlite(directory) = url else {
         bail!("--repair is for the embedded store; restore a PostgreSQL database from its backup");
     };
     let directory = existing(directory)?;
     let repair =
-        move || SqliteStore::repair_directory(&directory, &|events| bar.set_position(events));
+        move || SqliteStore::repair_directory(&directory, &|progress| display.show(progress));
     let repaired =
         tokio::task::spawn_blocking(repair).await.context("the repair was interrupted")?;
     Ok(repaired.with_context(|| format!("cannot repair {url}"))?.findings)

@@ -13,7 +13,7 @@ mod settling;
 mod stripe;
 mod traffic;
 
-use super::check::check_store;
+use super::check::{CheckDisplay, check_store};
 use super::client::{Client, Failure, Request, ServerArguments};
 use super::table::grouped;
 use crate::api::events::Verdicts;
@@ -23,7 +23,6 @@ use crate::http::auth::new_token;
 use anyhow::{Context, bail};
 use comparison::Comparison;
 use display::Display;
-use indicatif::ProgressBar;
 use report::{Ledger, Report};
 use reqwest::Method;
 use server::{Launch, Scratch, Server};
@@ -116,7 +115,7 @@ async fn demonstrate(arguments: &DemoArguments) -> anyhow::Result<(Arc<Demo>, bo
     let mut config = crate::config::load(None)?;
     config.store.url = StoreUrl::try_from(demo.launch.store.clone())
         .map_err(|refusal| anyhow::anyhow!("--store: {refusal}"))?;
-    let check = check_store(&config, ProgressBar::hidden()).await?;
+    let check = check_store(&config, Arc::new(CheckDisplay::hidden())).await?;
     report::print_check(&check);
     let comparison = Comparison::gather(&demo, &truths, &ledger, pushes)?;
     comparison.print();

@@ -43,7 +43,7 @@ pub async fn run(arguments: &StatusArguments) -> anyhow::Result<ExitCode> {
 }
 
 impl BillingHealth {
-    fn zeros(&self) -> [(u64, &'static str, &'static str); 6] {
+    fn zeros(&self) -> [(u64, &'static str, &'static str); 7] {
         [
             (
                 self.observed_long,
@@ -65,6 +65,11 @@ impl BillingHealth {
                 self.without_customer,
                 "pushes of tenants without a customer",
                 "counterfoil pushes --state waiting",
+            ),
+            (
+                self.self_check.mismatches,
+                "windows that their events do not add up to",
+                "counterfoil check",
             ),
             (self.pages.open, "open pages", "counterfoil alerts"),
         ]
@@ -155,6 +160,13 @@ fn print_rest(health: &BillingHealth) {
         let at = if incomplete { format!("{at}, incomplete") } else { at };
         add(&format!("last {kind} pass"), &command, at);
     }
+    let check = &health.self_check;
+    let walked = match (&check.not_done, check.last_walk) {
+        (Some(why), _) => format!("not done: {why}"),
+        (None, Some(at)) => at.to_string(),
+        (None, None) => "not ended yet".to_owned(),
+    };
+    add("last self-check of everything", "counterfoil check", walked);
     println!("{table}");
 }
 

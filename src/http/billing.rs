@@ -8,7 +8,9 @@ use super::auth::Scope;
 use super::extract::{Answer, Call, LIMIT_MAX, Query, parse_days};
 use super::problem::{Kind, Problem};
 use crate::api::comparison::{ComparedWindow, ComparisonAnswer, WindowVerdict};
-use crate::api::health::{BillingHealth, LastPasses, Pages, UnbilledUsage, UnmappedUsage};
+use crate::api::health::{
+    BillingHealth, LastPasses, Pages, SelfCheckHealth, UnbilledUsage, UnmappedUsage,
+};
 use crate::jobs::unbilled::{Cause, Slow, Unbilled, note_discards};
 use crate::jobs::watch::{OBSERVED_LONG, SUBMITTED_LONG};
 use crate::provider::{Provider, TotalsQuery};
@@ -135,6 +137,7 @@ pub async fn get_billing_health(Call { app, caller }: Call) -> Answer<BillingHea
             nightly: nightly.map(|(at, _)| at),
             nightly_incomplete: nightly.is_some_and(|(_, incomplete)| incomplete),
         },
+        self_check: read_self_check(&app, now).await?,
         unbilled_quantity: dead.collect(),
         observed: counts.observed,
         observed_long: counts.observed_long,
@@ -145,6 +148,21 @@ pub async fn get_billing_health(Call { app, caller }: Call) -> Answer<BillingHea
         submitted_long: counts.submitted_long,
         dead: counts.dead,
     }))
+}
+
+/// What the self-check knows.
+async fn read_self_check(app: &App, now: Timestamp) -> Result<SelfCheckHealth, Problem> {
+    let check = app.store.read_self_check().await?;
+    let walk = check.walk.as_ref();
+    Ok(SelfCheckHealth {
+        mismatches: app.store.count_mismatches().await?,
+        not_done: check.not_done(now),
+        complete_since: check.complete.as_ref().map(|walk| walk.started_at),
+        last_walk: check.complete.as_ref().and_then(|walk| walk.ended_at),
+        walk_started: walk.filter(|walk| walk.ended_at.is_none()).map(|walk| walk.started_at),
+        walk_events: walk.map_or(0, |walk| walk.events),
+        last_sample: check.sample.at,
+    })
 }
 
 /// When the last pass of a kind ended, and whether it is incomplete.

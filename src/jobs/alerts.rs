@@ -67,6 +67,7 @@ impl Job for AlertsJob {
         conditions.extend(self.sagas().await?);
         conditions.extend(self.cuts().await?);
         conditions.extend(self.nights(now).await?);
+        conditions.extend(self.self_check(now).await?);
         conditions.extend(conditions::store_health(&self.store.health()));
         if self.activity_due(now) {
             conditions.extend(self.activity(now, &open).await?);
@@ -116,7 +117,9 @@ impl AlertsJob {
 
 /// Kinds that every look judges. Thresholds are judged where usage is counted, clocks and faults by
 /// each server for itself.
-const LOOKED_AT: [AlertKind; 19] = [
+const LOOKED_AT: [AlertKind; 21] = [
+    AlertKind::SelfCheckMismatch,
+    AlertKind::SelfCheckIncomplete,
     AlertKind::UsageUnmapped,
     AlertKind::UsageUnmappedLong,
     AlertKind::UsageUnsent,

@@ -76,6 +76,10 @@ named_enum! {
         UsageUnmappedLong = "usage_unmapped_long",
         /// Usage was too old to be sent when its tenant got a customer.
         UsageUnsent = "usage_unsent",
+        /// A stored total or counter is not what its events add up to.
+        SelfCheckMismatch = "self_check_mismatch",
+        /// A part of the store could not be compared with its events, or not in time.
+        SelfCheckIncomplete = "self_check_incomplete",
         /// A fact about money does not hold, and the operation that met it was refused.
         InternalFault = "internal_fault",
     }
@@ -100,6 +104,8 @@ impl AlertKind {
             | Self::FoldStopped
             | Self::NightlyLate
             | Self::UsageUnmappedLong
+            | Self::SelfCheckMismatch
+            | Self::SelfCheckIncomplete
             | Self::InternalFault => Severity::Page,
             Self::Unbilled
             | Self::ConflictRate

@@ -369,6 +369,11 @@ impl Catalog {
         meters
     }
 
+    /// The numbers of all meters, in no particular order.
+    pub fn numbers(&self) -> Vec<MeterNo> {
+        self.by_number.keys().copied().collect()
+    }
+
     pub fn len(&self) -> usize {
         self.by_number.len()
     }

@@ -36,6 +36,8 @@ mod recent_keys;
 mod rollups;
 mod scalars;
 mod session;
+mod slice_plan;
+mod slices;
 mod statements;
 mod tls;
 mod transaction;
@@ -47,11 +49,13 @@ use crate::rules::chain::ChainReport;
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::Catalog;
+use crate::rules::self_check::{Place, Slice, SliceReport};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::{Composition, Usage, UsageRow, UsageShape};
 use crate::rules::window::Window;
 use crate::store::decision::{ConflictQuery, ConflictRecord, QuarantineQuery, QuarantineRecord};
 use crate::store::fault_log::FaultLog;
+use crate::store::self_check::{Slices, TotalsPair};
 use crate::store::sql::{
     Session, SqlStore, list_conflicts, list_quarantine, trace_inboxes, verify_passes,
 };
@@ -332,6 +336,34 @@ impl Queries for PostgresStore {
 
     async fn check(&self, progress: Progress<'_>) -> Result<CheckReport> {
         check::check(&self.readers, &self.connector, &self.fingerprinter, progress).await
+    }
+}
+
+#[async_trait]
+impl Slices for PostgresStore {
+    async fn plan_slices(&self, from: Place, limit: usize) -> Result<Vec<Slice>> {
+        slice_plan::plan_slices(self.reader().await?, from, limit).await
+    }
+
+    async fn check_slice(&self, slice: Slice, rows_max: usize) -> Result<SliceReport> {
+        slices::check_slice(self.reader().await?, slice, rows_max, None).await
+    }
+
+    async fn list_pairs(
+        &self,
+        after: (TenantNo, MeterNo),
+        limit: usize,
+    ) -> Result<Vec<TotalsPair>> {
+        slice_plan::list_pairs(&*self.reader().await?, after, limit).await
+    }
+
+    async fn list_active(
+        &self,
+        since: Timestamp,
+        after: TenantNo,
+        limit: usize,
+    ) -> Result<Vec<TenantNo>> {
+        slice_plan::list_active(&*self.reader().await?, since, after, limit).await
     }
 }
 

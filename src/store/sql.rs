@@ -48,6 +48,7 @@ mod reissues;
 mod rejections;
 mod row;
 mod sagas;
+mod self_checks;
 mod session;
 mod settlements;
 mod subscriptions;

@@ -49,8 +49,9 @@ use crate::clock::Clock;
 use crate::config::SqliteConfig;
 use crate::rules::chain::ChainReport;
 use crate::rules::fingerprint::Fingerprinter;
-use crate::rules::ids::{EventId, MeterNo, TenantId};
+use crate::rules::ids::{EventId, MeterNo, TenantId, TenantNo};
 use crate::rules::meter::{Catalog, Meter};
+use crate::rules::self_check::{Place, Slice, SliceReport};
 use crate::rules::timestamp::Timestamp;
 use crate::rules::usage::{Usage, UsageRow, UsageShape};
 use crate::rules::verdict::Verdict;
@@ -59,14 +60,15 @@ use crate::store::decision::{
     AdmissionBatch, ConflictQuery, ConflictRecord, QuarantineQuery, QuarantineRecord,
 };
 use crate::store::groups::KnownGroups;
+use crate::store::self_check::{Slices, TotalsPair};
 use crate::store::sql::{
     Done, Session, create_api_key, list_api_keys, list_conflicts, list_quarantine, revoke_api_key,
 };
 use crate::store::throttle::Throttle;
 use crate::store::{
-    ApiKey, ApiKeys, CheckReport, CounterQuery, CounterRow, Declaration, Declarations, Deliveries,
-    DeliveryBatch, Error, EventPage, EventQuery, EventTrace, Health, Progress, Queries, Result,
-    Store, TenantFields, TenantPut, damaged, stop_process,
+    ApiKey, ApiKeys, CheckProgress, CheckReport, CheckStep, CounterQuery, CounterRow, Declaration,
+    Declarations, Deliveries, DeliveryBatch, Error, EventPage, EventQuery, EventTrace, Health,
+    Progress, Queries, Result, Store, TenantFields, TenantPut, damaged, stop_process,
 };
 use async_trait::async_trait;
 use epochs::Marks;
@@ -353,8 +355,37 @@ impl Queries for SqliteStore {
             check::check(connection, &directory, &shared.fingerprinter, &|_| {})
         });
         let report = report.await?;
-        progress(report.events);
+        let (step, events) = (CheckStep::Totals, report.events);
+        progress(CheckProgress { step, events, of: events });
         Ok(report)
+    }
+}
+
+#[async_trait]
+impl Slices for SqliteStore {
+    async fn plan_slices(&self, from: Place, limit: usize) -> Result<Vec<Slice>> {
+        self.read_any_size(true, move |_, c| check::plan_slices(c, from, limit)).await
+    }
+
+    async fn check_slice(&self, slice: Slice, rows_max: usize) -> Result<SliceReport> {
+        self.read_any_size(true, move |_, c| check::check_slice(c, slice, rows_max)).await
+    }
+
+    async fn list_pairs(
+        &self,
+        after: (TenantNo, MeterNo),
+        limit: usize,
+    ) -> Result<Vec<TotalsPair>> {
+        self.read_any_size(true, move |_, c| check::list_pairs(c, after, limit)).await
+    }
+
+    async fn list_active(
+        &self,
+        since: Timestamp,
+        after: TenantNo,
+        limit: usize,
+    ) -> Result<Vec<TenantNo>> {
+        self.read_any_size(true, move |_, c| check::list_active(c, since, after, limit)).await
     }
 }
 

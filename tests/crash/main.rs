@@ -30,6 +30,7 @@ mod model;
 mod named_points;
 mod planted_bugs;
 mod sagas;
+mod self_check;
 mod server;
 mod stage;
 mod stop;

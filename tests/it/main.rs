@@ -77,6 +77,7 @@ mod operations;
 mod outbound;
 mod reconciliation;
 mod sagas;
+mod self_check;
 mod webhooks;
 
 /// Runs a test to its end. The same snapshot is asserted once for each store.

@@ -54,6 +54,7 @@ mod rejections;
 mod request_keys;
 mod restores;
 mod sagas;
+mod self_check;
 mod summaries;
 mod tls;
 mod two_receivers;
@@ -273,6 +274,11 @@ on_every_store! {
         rows_are_written_over_while_a_pass_runs,
         a_lost_lease_writes_nothing,
         rows_are_paged_by_tenant_meter_and_day,
+    }
+    self_check {
+        a_slice_of_any_size_is_compared_in_bounded_memory,
+        slices_and_windows_have_the_same_totals_together,
+        a_mismatch_is_kept_until_its_slice_agrees,
     }
     findings {
         a_finding_is_followed_until_it_is_cleared,

@@ -19,6 +19,7 @@ use crate::rules::mirror::{ObjectKind, Snapshot};
 use crate::rules::pass::{PassKind, PassState};
 use crate::rules::quantity::Quantity;
 use crate::rules::saga::{Saga, SagaState};
+use crate::rules::self_check::Mismatch;
 use crate::rules::span::Span;
 use crate::rules::submission::{Class, PushState};
 use crate::rules::timestamp::{MICROS_PER_HOUR, Timestamp};
@@ -28,6 +29,7 @@ use crate::store::list::PAGE;
 use crate::store::push::{Push, PushAges, PushFilter, UnmappedSum, UnsentUsage};
 use crate::store::reconciliation::PassFilter;
 use crate::store::saga::SagaFilter;
+use crate::store::self_check::{KeptMismatch, MISMATCHES_MAX};
 use crate::store::webhook::Mirror;
 use crate::store::{self, Health, Query};
 use std::collections::{BTreeMap, BTreeSet};
@@ -91,7 +93,52 @@ pub(super) fn faults(server: &str, health: &Health) -> Vec<Condition> {
     health.faults.iter().map(describe).collect()
 }
 
+/// Windows of an alert each; of further ones an alert tells the number.
+const MISMATCHES_SHOWN: usize = 20;
+
+/// One condition for each window that does not agree, and one for the rest of them.
+fn mismatched(kept: &[KeptMismatch]) -> Vec<Condition> {
+    let kind = AlertKind::SelfCheckMismatch;
+    let mut windows: Vec<(String, &KeptMismatch, u64)> = Vec::new();
+    for one in kept {
+        let Mismatch { tenant, meter, window, .. } = &one.mismatch;
+        let subject = format!("{tenant}/{meter}/{}", window.start);
+        match windows.iter_mut().find(|(other, _, _)| *other == subject) {
+            Some((_, _, more)) => *more += 1,
+            None => windows.push((subject, one, 0)),
+        }
+    }
+    let shown = windows.iter().take(MISMATCHES_SHOWN).map(|(subject, one, more)| {
+        let mut summary = one.mismatch.to_string();
+        if *more > 0 {
+            summary.push_str(&format!(", and {}", counted(*more, "group more", "groups more")));
+        }
+        condition(kind, subject, summary, "counterfoil check")
+    });
+    let mut found: Vec<Condition> = shown.collect();
+    if let Some(more) = windows.len().checked_sub(MISMATCHES_SHOWN).filter(|more| *more > 0) {
+        let windows = if more == 1 { "window has" } else { "windows have" };
+        let summary = format!("{more} more {windows} a total that its events do not add up to");
+        found.push(condition(kind, "", summary, "counterfoil check"));
+    }
+    found
+}
+
 impl AlertsJob {
+    /// Windows that do not agree with their events, and whether all were compared.
+    pub(super) async fn self_check(&self, now: Timestamp) -> store::Result<Vec<Condition>> {
+        let mut found = mismatched(&self.store.list_mismatches(MISMATCHES_MAX).await?);
+        let why = match self.store.read_self_check().await {
+            Ok(check) => check.not_done(now),
+            // What it knew cannot be read: nothing is known to agree, and other alerts go on.
+            Err(error) if error.is_of_data() => Some(error.to_string()),
+            Err(error) => return Err(error),
+        };
+        let shown = |why| condition(AlertKind::SelfCheckIncomplete, "", why, "counterfoil check");
+        found.extend(why.map(shown));
+        Ok(found)
+    }
+
     /// Pushes that wait for too long, dead letters, and what is unbilled.
     pub(super) async fn pushes(
         &self,

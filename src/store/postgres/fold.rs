@@ -182,7 +182,12 @@ async fn fold(
     let early = planted("bug.delta_lost_between_fold_and_delete");
     let late = planted("bug.delta_folded_twice");
     let (totals, deltas) = take_totals(core, client, (after, last), !late).await?;
-    let (tallies, counted) = take_tallies(client, (after, last)).await?;
+    let (mut tallies, counted) = take_tallies(client, (after, last)).await?;
+    if planted("bug.counter_off_by_one")
+        && let Some(tally) = tallies.values_mut().next()
+    {
+        tally.accepted += 1;
+    }
     if deltas + counted == 0 {
         client.batch_execute("ROLLBACK").await?;
         return Ok(0);
@@ -238,6 +243,11 @@ async fn take_totals(
         let key = RollupKey { tenant, meter, bucket_start: row.bucket_start, group: row.group };
         fold_total(&mut totals, key, row.rollup)?;
         deltas += 1;
+    }
+    if planted("bug.total_loses_an_event")
+        && let Some(total) = totals.values_mut().find(|total| total.count > 1)
+    {
+        total.count -= 1;
     }
     Ok((totals, deltas))
 }

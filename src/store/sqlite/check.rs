@@ -1,18 +1,23 @@
-//! The check: every total recomputed from the events and compared with what is stored; every event
-//! found again by its key and in its tenant's range; no key twice.
+//! The check: every total and counter recomputed from the events and compared with what is stored;
+//! every event found again by its key and in its tenant's range; no key twice.
 //!
 //! It reads only the files of the store, so it can run beside a server, in another process, or on a
-//! copy. Folded segments never change, so they are read one by one, each in a short read
-//! transaction that does not hold the write-ahead log; the last transaction reads what came
-//! meanwhile and compares. Memory holds the totals, never the events.
+//! copy. First it looks for every event and its key, segment by segment; then it compares totals
+//! and counters slice by slice (`slices`), as the self-check does. Each part is read in a short
+//! transaction that does not hold the write-ahead log. Memory holds a bounded number of totals and
+//! one segment's events at most, whatever the store holds.
 //!
 //! Repair makes totals again from the events and nothing else; it is refused unless every event
-//! is there and can be read.
+//! is there and can be read. It holds all totals in memory.
 
 mod keys;
+mod plan;
 mod scan;
+mod slices;
 
-use super::counters;
+pub use plan::{list_active, list_pairs, plan_slices};
+pub use slices::check_slice;
+
 use super::declarations::load_catalog;
 use super::fold::read_state;
 use super::recovery::{Unfolded, check_journal, load_unfolded};
@@ -20,21 +25,24 @@ use super::runs::read_runs;
 use super::segment::overflow;
 use super::session::SqliteSession;
 use super::statements::Statements;
-use super::total_blocks::{BlockBuilder, RecordReader, TotalPart, TotalRecord, insert_blocks};
+use super::total_blocks::{BlockBuilder, RecordReader, insert_blocks};
 use crate::rules::chain::ChainReport;
 use crate::rules::fingerprint::Fingerprinter;
 use crate::rules::ids::TenantNo;
-use crate::rules::meter::Catalog;
-use crate::rules::rollup::{Accumulator, Rollup, RollupKey};
-use crate::rules::timestamp::Timestamp;
-use crate::rules::window::Window;
+use crate::rules::rollup::{Rollup, RollupKey};
+use crate::rules::self_check::{Parts, Place, Slice};
 use crate::store::sql::{Failure, verify_passes};
-use crate::store::{CheckReport, Error, Progress, Result};
+use crate::store::{
+    CHECK_ROWS_MAX, CheckProgress, CheckReport, CheckStep, Error, Progress, Result,
+};
 use keys::{begin_with_runs, compare_keys};
 use rusqlite::{Connection, params};
 use scan::Scan;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
+
+/// Slices that are planned at once.
+const PLANNED_SLICES: usize = 256;
 
 /// Compares what is stored with what the events say; the connection has both databases.
 pub fn check(
@@ -48,8 +56,6 @@ pub fn check(
 
 struct Examined {
     report: CheckReport,
-    /// What the folded events add up to.
-    totals: HashMap<RollupKey, Rollup>,
     /// Whether an event is missing, stored twice, cannot be read or is outside its range.
     events_damaged: bool,
 }
@@ -60,9 +66,11 @@ fn examine(
     fingerprinter: &Fingerprinter,
     progress: Progress<'_>,
 ) -> Result<Examined> {
+    let of = read_state(connection)?.next_event_no - 1;
+    let tell = |step, events: u64| progress(CheckProgress { step, events, of: of.max(events) });
     let mut scan = Scan::new(connection, fingerprinter);
     while scan.read_segment()? {
-        progress(scan.report.events);
+        tell(CheckStep::Keys, scan.report.events);
     }
     let files = begin_with_runs(connection, directory)?;
     let fold = read_state(connection)?;
@@ -70,18 +78,14 @@ fn examine(
     let catalog = load_catalog(connection)?;
     let unfolded = load_unfolded(connection, fold, &catalog, fingerprinter)?;
     scan.read_rest(&catalog, &fold)?;
-    let Scan { mut report, rollups, mut accepted, marks, .. } = scan;
+    let Scan { mut report, marks, .. } = scan;
     let mut events_damaged = !report.findings.is_empty();
     report.events += u64::try_from(unfolded.open.len()).expect("a length fits 64 bits");
-    for entry in unfolded.open.entries() {
-        *accepted.entry(entry.tenant).or_default() += 1;
-    }
-    progress(report.events);
-    report.rollups = count_totals(&rollups, &unfolded);
-    compare_totals(connection, &catalog, &rollups, &mut report)?;
-    compare_counters(connection, &unfolded, &accepted, &mut report)?;
+    tell(CheckStep::Keys, report.events);
+    report.rollups = count_new_totals(connection, &unfolded)?;
     connection.execute_batch("ROLLBACK")?;
     let twice = compare_keys(connection, files, &unfolded, &marks, &mut report)?;
+    drop(unfolded);
     report.audit = verify_chain(connection)?;
     if let Some(broken) = report.audit.broken.clone() {
         report.add(|| format!("the chain of nightly passes is broken: {broken}"));
@@ -90,7 +94,51 @@ fn examine(
         report.add(|| format!("{twice} events are stored twice"));
         events_damaged = true;
     }
-    Ok(Examined { report, totals: rollups, events_damaged })
+    walk(connection, &mut report, &|events| tell(CheckStep::Totals, events))?;
+    Ok(Examined { report, events_damaged })
+}
+
+/// Compares totals and counters, slice by slice.
+fn walk(connection: &Connection, report: &mut CheckReport, tell: &dyn Fn(u64)) -> Result<()> {
+    let (mut place, mut events) = (Some(Place::START), 0);
+    while let Some(from) = place {
+        for slice in plan_slices(connection, from, PLANNED_SLICES)? {
+            place = slice.after();
+            let mut parts = Parts::of(slice);
+            while let Some(part) = parts.pop() {
+                events += check_part(connection, part, &mut parts, report)?;
+                tell(events);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Compares a part; one that cannot be read is divided, or reported. Returns how many events it
+/// has.
+fn check_part(
+    connection: &Connection,
+    part: Slice,
+    parts: &mut Parts,
+    report: &mut CheckReport,
+) -> Result<u64> {
+    match check_slice(connection, part, CHECK_ROWS_MAX) {
+        Ok(slice) => {
+            let events = slice.events;
+            report.add_slice(slice);
+            Ok(events)
+        }
+        Err(Error::Corrupt { what }) => {
+            let catalog = load_catalog(connection)?;
+            if !parts.split(part, &catalog) {
+                let name = tenant_name(connection, part.first);
+                let part = part.describe(Some(&name), &catalog);
+                report.add(|| format!("{part}: could not be checked: {what}"));
+            }
+            Ok(0)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Follows the chain of nightly passes, in one read transaction.
@@ -101,106 +149,43 @@ pub fn verify_chain(connection: &Connection) -> Result<ChainReport> {
     report.map_err(Failure::into_error)
 }
 
-/// Different totals, in the table or still to be folded.
-fn count_totals(table: &HashMap<RollupKey, Rollup>, unfolded: &Unfolded) -> u64 {
-    let open = unfolded.open.all_rollups().map(|(key, _)| key);
-    let more: HashSet<RollupKey> = open.filter(|key| !table.contains_key(key)).collect();
-    u64::try_from(table.len() + more.len()).expect("a length fits 64 bits")
-}
-
-fn fold_into(
-    rollups: &mut HashMap<RollupKey, Rollup>,
-    key: RollupKey,
-    rollup: &Rollup,
-) -> Result<()> {
-    match rollups.get_mut(&key) {
-        Some(total) => total.fold(rollup).map_err(|_| overflow()),
-        None => {
-            rollups.insert(key, rollup.clone());
-            Ok(())
-        }
-    }
-}
-
-fn compare_totals(
-    connection: &Connection,
-    catalog: &Catalog,
-    expected: &HashMap<RollupKey, Rollup>,
-    report: &mut CheckReport,
-) -> Result<()> {
-    let describe = |key: &RollupKey| describe(connection, catalog, key);
-    let stored = read_totals(connection, report)?;
-    for (key, stored) in &stored {
-        match expected.get(key) {
-            Some(right) if right == stored => {}
-            None => report.add(|| format!("{}: a total and no events", describe(key))),
-            Some(right) => report
-                .add(|| format!("{}: events say {right:?}, stored is {stored:?}", describe(key))),
-        }
-    }
-    for key in expected.keys().filter(|key| !stored.contains_key(key)) {
-        report.add(|| format!("{}: events and no total", describe(key)));
-    }
-    Ok(())
-}
-
-/// The totals of all runs, added up. Blocks that cannot be read are reported and left out.
-fn read_totals(
-    connection: &Connection,
-    report: &mut CheckReport,
-) -> Result<HashMap<RollupKey, Rollup>> {
-    let mut totals: HashMap<RollupKey, Rollup> = HashMap::new();
+/// How many totals are in the journal only.
+fn count_new_totals(connection: &Connection, unfolded: &Unfolded) -> Result<u64> {
+    let mut open: HashSet<RollupKey> = unfolded.open.all_rollups().map(|(key, _)| key).collect();
     for run in read_runs(connection)? {
         let mut reader = RecordReader::all(connection, run.run_no);
-        loop {
+        while !open.is_empty() {
             match reader.next() {
+                Ok(Some(record)) => drop(open.remove(&record.key)),
                 Ok(None) => break,
-                Ok(Some(TotalRecord { key, part: TotalPart::Total(total) })) => {
-                    fold_into(&mut totals, key, &total)?;
-                }
-                Ok(Some(TotalRecord { key, part: TotalPart::Value(value) })) => {
-                    let value = Accumulator::Unique([value].into());
-                    fold_into(&mut totals, key, &Rollup { count: 0, value })?;
-                }
-                Err(Error::Corrupt { what }) => {
-                    report.add(|| what);
-                    reader.skip_block();
-                }
+                // The slice of its totals reports the block.
+                Err(Error::Corrupt { .. }) => reader.skip_block(),
                 Err(error) => return Err(error),
             }
         }
     }
+    Ok(u64::try_from(open.len()).expect("a length fits 64 bits"))
+}
+
+/// What the folded events add up to.
+fn add_up(connection: &Connection) -> Result<HashMap<RollupKey, Rollup>> {
+    let catalog = load_catalog(connection)?;
+    let mut totals: HashMap<RollupKey, Rollup> = HashMap::new();
+    let everything = Slice::of_tenants(TenantNo(0), TenantNo(u32::MAX));
+    slices::visit_events(connection, everything, &mut |_, tenant, stored| {
+        let event = stored.event;
+        let Some(meter) = catalog.get(event.meter) else { return Err(super::corrupt("a meter")) };
+        let (bucket_start, group, rollup) = Rollup::of_event(&event, meter);
+        let key = RollupKey { tenant, meter: event.meter, bucket_start, group };
+        match totals.get_mut(&key) {
+            Some(total) => total.fold(&rollup).map_err(|_| overflow()),
+            None => {
+                totals.insert(key, rollup);
+                Ok(())
+            }
+        }
+    })?;
     Ok(totals)
-}
-
-fn compare_counters(
-    connection: &Connection,
-    unfolded: &Unfolded,
-    expected: &HashMap<TenantNo, u64>,
-    report: &mut CheckReport,
-) -> Result<()> {
-    let always =
-        Window { start: Timestamp::from_micros(i64::MIN), end: Timestamp::from_micros(i64::MAX) };
-    let mut accepted: HashMap<TenantNo, u64> = HashMap::new();
-    let folded = counters::read_folded(connection, always)?;
-    let open = unfolded.open.counters().iter().map(|(key, tally)| (*key, *tally));
-    for ((tenant, _), tally) in folded.into_iter().chain(open) {
-        *accepted.entry(tenant).or_default() += tally.accepted;
-    }
-    accepted.retain(|_, count| *count > 0);
-    if accepted != *expected {
-        report.add(|| "the counters of accepted events differ from the events".into());
-    }
-    Ok(())
-}
-
-fn describe(connection: &Connection, catalog: &Catalog, key: &RollupKey) -> String {
-    let RollupKey { tenant, meter, bucket_start, group } = key;
-    let tenant = tenant_name(connection, *tenant);
-    let meter = catalog
-        .get(*meter)
-        .map_or_else(|| format!("number {}", meter.0), |meter| meter.slug.to_string());
-    format!("tenant {tenant}, meter {meter}, bucket {bucket_start}, group {:?}", group.as_text())
 }
 
 fn tenant_name(connection: &Connection, tenant: TenantNo) -> String {
@@ -221,7 +206,7 @@ pub fn repair(
     (directory, fingerprinter): (&Path, &Fingerprinter),
     progress: Progress<'_>,
 ) -> Result<CheckReport> {
-    let Examined { report, totals, events_damaged } =
+    let Examined { report, events_damaged } =
         examine(connection, directory, fingerprinter, progress)?;
     if events_damaged {
         let first = report.findings.first().map_or("", String::as_str);
@@ -232,6 +217,7 @@ pub fn repair(
         return Err(Error::Corrupt { what });
     }
     if !report.findings.is_empty() {
+        let totals = add_up(connection)?;
         let transaction = ledger.unchecked_transaction()?;
         rewrite_totals(&transaction, &totals)?;
         transaction.commit()?;

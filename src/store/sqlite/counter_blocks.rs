@@ -18,6 +18,7 @@ use crate::rules::verdict::Tally;
 use crate::store::Result;
 use rusqlite::{Connection, Row, params};
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 /// Few enough that a block is a part of a page.
 const BLOCK_TENANTS: u32 = 64;
@@ -86,6 +87,30 @@ pub fn visit_counters(
             let before = (at, number) < (hour, tenant.0);
             if !before && !visit((TenantNo(number), at), tally) {
                 return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Goes through the counters of these tenants, hour by hour.
+pub fn visit_tenant_counters(
+    connection: &Connection,
+    tenants: RangeInclusive<TenantNo>,
+    mut visit: impl FnMut(CounterKey, Tally) -> Result<()>,
+) -> Result<()> {
+    let mut select = connection.prepare_cached(
+        "-- visit_tenant_counters
+         SELECT hour, block_no, body FROM counter_blocks WHERE block_no BETWEEN ? AND ?
+         ORDER BY hour, block_no",
+    )?;
+    let blocks = [tenants.start(), tenants.end()].map(|tenant| tenant.0 / BLOCK_TENANTS);
+    let mut rows = select.query(blocks)?;
+    while let Some(row) = rows.next()? {
+        let hour = Timestamp::from_micros(row.get(0)?);
+        for (number, tally) in decode_body(row.get(1)?, row, 2)? {
+            if tenants.contains(&TenantNo(number)) {
+                visit((TenantNo(number), hour), tally)?;
             }
         }
     }

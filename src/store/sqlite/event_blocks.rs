@@ -129,12 +129,6 @@ impl EventBlock {
         let received_at = view.occurred_at.saturating_add_micros(after);
         Ok((view, received_at))
     }
-
-    /// The same as a whole event; `tenant` is the name of its tenant.
-    pub fn event(&self, number: u64, tenant: TenantId) -> Result<StoredEvent> {
-        let (view, received_at) = self.view(number)?;
-        Ok(StoredEvent { event: view.to_event(tenant)?, received_at })
-    }
 }
 
 /// Reads single events; those that share a block with the one before cost no further read.

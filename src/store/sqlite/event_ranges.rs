@@ -52,6 +52,17 @@ impl EventRange {
         let until = self.fences.partition_point(|fence| *fence <= at);
         number_of(before)..number_of(until + 1).min(end)
     }
+
+    /// Calls `visit` with moments in their order and how many events follow each, about: the exact
+    /// time is known of each [`FENCE_EVENTS`]th.
+    pub fn visit_fences(&self, mut visit: impl FnMut(Timestamp, u64)) {
+        let mut left = self.numbers.end - self.numbers.start;
+        for at in [self.first_at].iter().chain(&self.fences) {
+            let count = left.min(FENCE_EVENTS);
+            visit(*at, count);
+            left -= count;
+        }
+    }
 }
 
 /// The ranges of a segment whose first event has the number `first_no`.

@@ -23,6 +23,7 @@ use super::total_blocks::{BlockBuilder, insert_blocks};
 use super::writer::StopOnPanic;
 use super::{Shared, checkpoint};
 use crate::faults::{crash_point, planted};
+use crate::rules::rollup::Rollup;
 use crate::rules::timestamp::Timestamp;
 use crate::store::throttle::Throttle;
 use crate::store::{Error, Result};
@@ -206,13 +207,23 @@ impl Folder {
         if let Some(run) = run {
             insert_run(&self.connection, run)?;
             let mut builder = BlockBuilder::default();
-            plan.rollups.iter().for_each(|(key, total)| builder.push_total(key, total));
+            if planted("bug.total_loses_an_event") {
+                push_one_event_less(&mut builder, plan);
+            } else {
+                plan.rollups.iter().for_each(|(key, total)| builder.push_total(key, total));
+            }
             insert_blocks(&self.connection, run.run_no, &builder.finish())?;
         }
         if planted("bug.rollup_outside_transaction") {
             self.connection.execute_batch("COMMIT; BEGIN IMMEDIATE")?;
         }
-        add_counters(&self.connection, &plan.counters)
+        let mut counters = plan.counters.clone();
+        if planted("bug.counter_off_by_one")
+            && let Some((_, tally)) = counters.first_mut()
+        {
+            tally.accepted += 1;
+        }
+        add_counters(&self.connection, &counters)
     }
 
     /// Runs `work` in one transaction of the ledger, durable when this returns Ok.
@@ -256,6 +267,14 @@ impl Folder {
         self.transact(|folder| write_state(&folder.connection, &state))?;
         self.state = state;
         Ok(())
+    }
+}
+
+/// A planted bug: the first total counts one event less than it has.
+fn push_one_event_less(builder: &mut BlockBuilder, plan: &FoldPlan<'_>) {
+    for (place, (key, total)) in plan.rollups.iter().enumerate() {
+        let count = total.count.saturating_sub(u64::from(place == 0));
+        builder.push_total(key, &Rollup { count, value: total.value.clone() });
     }
 }
 

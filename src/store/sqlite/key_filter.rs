@@ -47,9 +47,7 @@ impl KeyFilter {
 
     /// Whether the key may have been added.
     pub fn may_hold(&self, hash: u64) -> bool {
-        let Some(block) = self.blocks.get(self.block_of(hash)) else { return false };
-        // Without branches: which bit is missing differs from key to key.
-        block.0.iter().zip(bits_of(hash)).fold(1, |all, (word, bit)| all & (word >> bit)) == 1
+        self.blocks.get(self.block_of(hash)).is_some_and(|block| block.may_hold(hash))
     }
 
     /// Those keys of a batch that may have been added, each with its place there.
@@ -65,9 +63,7 @@ impl KeyFilter {
     }
 
     fn block_of(&self, hash: u64) -> usize {
-        let blocks = u128::try_from(self.blocks.len()).expect("a length fits 128 bits");
-        let block = (u128::from(hash << (u64::BITS - HASH_BITS)) * blocks) >> u64::BITS;
-        usize::try_from(block).expect("less than the number of blocks")
+        block_of(hash, self.blocks.len())
     }
 
     pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
@@ -85,14 +81,59 @@ impl KeyFilter {
     pub fn read(keys: u64, from: &mut impl Read) -> io::Result<Self> {
         let mut filter = Self::for_keys(keys);
         for block in &mut filter.blocks {
-            let mut bytes = [0; BLOCK_BYTES];
-            from.read_exact(&mut bytes)?;
-            for (word, chunk) in block.0.iter_mut().zip(bytes.as_chunks().0) {
-                *word = u64::from_le_bytes(*chunk);
-            }
+            *block = FilterBlock::read(from)?;
         }
         Ok(filter)
     }
+}
+
+impl FilterBlock {
+    fn read(from: &mut impl Read) -> io::Result<Self> {
+        let (mut block, mut bytes) = (Self::default(), [0; BLOCK_BYTES]);
+        from.read_exact(&mut bytes)?;
+        for (word, chunk) in block.0.iter_mut().zip(bytes.as_chunks().0) {
+            *word = u64::from_le_bytes(*chunk);
+        }
+        Ok(block)
+    }
+
+    fn may_hold(&self, hash: u64) -> bool {
+        // Without branches: which bit is missing differs from key to key.
+        self.0.iter().zip(bits_of(hash)).fold(1, |all, (word, bit)| all & (word >> bit)) == 1
+    }
+}
+
+/// Asks a filter that stays in its file for keys in their order, one block in memory at a time.
+pub struct FilterScan<R> {
+    blocks: usize,
+    /// How many were read; the last of them is `block`.
+    read: usize,
+    block: FilterBlock,
+    from: R,
+}
+
+impl<R: Read> FilterScan<R> {
+    /// Of the filter for so many keys that is written from here on.
+    pub fn new(keys: u64, from: R) -> Self {
+        Self { blocks: blocks_of(keys), read: 0, block: FilterBlock::default(), from }
+    }
+
+    /// Whether the key may have been added; no key is before the one that was asked for last.
+    pub fn may_hold(&mut self, hash: u64) -> io::Result<bool> {
+        let wanted = block_of(hash, self.blocks);
+        while self.read <= wanted {
+            self.block = FilterBlock::read(&mut self.from)?;
+            self.read += 1;
+        }
+        Ok(self.block.may_hold(hash))
+    }
+}
+
+/// The block of a key, of so many: the next one's is the same or a later one.
+fn block_of(hash: u64, blocks: usize) -> usize {
+    let blocks = u128::try_from(blocks).expect("a length fits 128 bits");
+    let block = (u128::from(hash << (u64::BITS - HASH_BITS)) * blocks) >> u64::BITS;
+    usize::try_from(block).expect("less than the number of blocks")
 }
 
 fn blocks_of(keys: u64) -> usize {
@@ -131,6 +172,9 @@ mod tests {
             prop_assert_eq!(u64::try_from(bytes.len()).unwrap(), KeyFilter::bytes_of(keys));
             let read = KeyFilter::read(keys, &mut &bytes[..]).unwrap();
             prop_assert!(hashes.iter().all(|hash| read.may_hold(*hash)));
+            let (mut sorted, mut scan) = (hashes.clone(), FilterScan::new(keys, &bytes[..]));
+            sorted.sort_unstable();
+            prop_assert!(sorted.iter().all(|hash| scan.may_hold(*hash).unwrap()));
             let all: Vec<(usize, u64)> = hashes.into_iter().enumerate().collect();
             let mut selected = Vec::new();
             read.select(&all, &mut selected);

@@ -194,7 +194,7 @@ pub fn visit_records(
 ) -> Result<()> {
     let (start, end) = ((tenant, meter, range.start), (tenant, meter, range.end));
     for run in runs.iter().filter(|run| run.meets(range)) {
-        let mut reader = RecordReader::seek(connection, run.run_no, start)?;
+        let mut reader = RecordReader::seek_before(connection, run.run_no, start, end)?;
         while let Some(record) = reader.next()? {
             if (record.key.tenant, record.key.meter, record.key.bucket_start) >= end {
                 break;

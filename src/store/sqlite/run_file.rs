@@ -13,7 +13,7 @@
 //! the events do not say, so a lost or damaged one is made again from them. That the system has no
 //! file handle or no memory to spare is not damage, and passes.
 
-use super::key_filter::KeyFilter;
+use super::key_filter::{FilterScan, KeyFilter};
 use crate::store::{Error, Result};
 use rustix::io::Errno;
 use std::cmp::Reverse;
@@ -109,6 +109,24 @@ struct Fence {
 impl RunFile {
     /// Opens the file of a run that has the events `events`.
     pub fn open(path: &Path, events: Range<u64>) -> Result<Self> {
+        Self::open_with(path, events, |keys, from| {
+            KeyFilter::read(keys, &mut BufReader::with_capacity(BUFFER_BYTES, from))
+        })
+    }
+
+    /// The same without its filter in memory, for those that read it from one end to the other.
+    pub fn open_to_scan(path: &Path, events: Range<u64>) -> Result<Self> {
+        Self::open_with(path, events, |_, from| {
+            io::copy(from, &mut io::sink())?;
+            Ok(KeyFilter::for_keys(0))
+        })
+    }
+
+    fn open_with(
+        path: &Path,
+        events: Range<u64>,
+        read_filter: impl FnOnce(u64, &mut dyn Read) -> io::Result<KeyFilter>,
+    ) -> Result<Self> {
         let file = File::open(path).map_err(|error| unreadable(path, &error))?;
         let length = file.metadata().map_err(|error| unreadable(path, &error))?.len();
         let footer_at = length.checked_sub(wide(FOOTER_BYTES)).ok_or_else(|| damaged(path))?;
@@ -129,9 +147,7 @@ impl RunFile {
         let mut tail =
             Checked::new(FileFrom { file: &file, at: records }.take(footer_at - records));
         let mut index = vec![0; usize::try_from(footer.index_bytes).map_err(|_| damaged(path))?];
-        let read = tail.read_exact(&mut index).and_then(|()| {
-            KeyFilter::read(count, &mut BufReader::with_capacity(BUFFER_BYTES, &mut tail))
-        });
+        let read = tail.read_exact(&mut index).and_then(|()| read_filter(count, &mut tail));
         let filter = read.map_err(|error| unreadable(path, &error))?;
         if tail.checksum.finalize() != footer.tail_checksum {
             return Err(damaged(path));
@@ -216,12 +232,22 @@ impl RunFile {
         RunScan { run: self, next_block: 0, records: Vec::new().into_iter() }
     }
 
+    fn scan_filter(&self) -> FilterScan<impl Read> {
+        let keys = self.events.end - self.events.start;
+        let index = wide(self.fences.len()) * wide(FENCE_BYTES);
+        let from = FileFrom { file: &self.file, at: keys * wide(RECORD_BYTES) + index };
+        FilterScan::new(keys, BufReader::with_capacity(BUFFER_BYTES, from))
+    }
+
     /// Reads the whole file and compares it with its checksums and its order. Returns the sum of
     /// the marks of its keys.
     pub fn verify(&self) -> Result<u64> {
         let (mut scan, mut last, mut sum) = (self.scan(), None, 0u64);
+        let mut filter = self.scan_filter();
         while let Some(record) = scan.next_record()? {
-            if last.is_some_and(|last| last >= record) || !self.may_hold(record.hash) {
+            let passes = |filter: &mut FilterScan<_>| filter.may_hold(record.hash);
+            let held = passes(&mut filter).map_err(|error| unreadable(&self.path, &error))?;
+            if last.is_some_and(|last| last >= record) || !held {
                 return Err(damaged(&self.path));
             }
             last = Some(record);

@@ -56,14 +56,25 @@ pub struct Run {
 impl Run {
     /// Opens the file of a run, and refuses one that is not its own.
     pub fn open(directory: &Path, row: RunRow) -> Result<Self> {
-        let path = path_of(directory, row.run_no);
-        let file = RunFile::open(&path, row.events.clone())?;
-        if file.checksum() == row.checksum {
-            return Ok(Self { row, file });
-        }
-        let what = format!("the key run {} is of other events", path.display());
-        Err(Error::Corrupt { what })
+        let file = RunFile::open(&path_of(directory, row.run_no), row.events.clone())?;
+        let file = own_file(directory, &row, file)?;
+        Ok(Self { row, file })
     }
+}
+
+/// The file of a run, to be read from one end to the other; see [`RunFile::open_to_scan`].
+pub fn open_to_scan(directory: &Path, row: &RunRow) -> Result<RunFile> {
+    let file = RunFile::open_to_scan(&path_of(directory, row.run_no), row.events.clone())?;
+    own_file(directory, row, file)
+}
+
+fn own_file(directory: &Path, row: &RunRow, file: RunFile) -> Result<RunFile> {
+    if file.checksum() == row.checksum {
+        return Ok(file);
+    }
+    let path = path_of(directory, row.run_no);
+    let what = format!("the key run {} is of other events", path.display());
+    Err(Error::Corrupt { what })
 }
 
 pub fn path_of(directory: &Path, run_no: i64) -> PathBuf {

@@ -315,7 +315,8 @@ fn an_unreadable_total_stops_merging_and_is_repaired() {
     parts.fold_all();
     drop(parts);
     let report = SqliteStore::repair_directory(directory.path(), &|_| {}).unwrap();
-    assert_eq!(report.findings.len(), 2, "the block and the total: {:?}", report.findings);
+    let [found] = &report.findings[..] else { panic!("one total: {:?}", report.findings) };
+    assert!(found.starts_with("tenant acme, meter calls: could not be checked"), "{found}");
     let mut parts = Parts::open(directory.path());
     assert!(parts.merger.merge_next().unwrap());
     assert_eq!(parts.count(directory.path()), 450);

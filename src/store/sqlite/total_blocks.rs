@@ -378,18 +378,33 @@ pub struct RecordReader<'c> {
     cursor: Option<Cursor>,
     /// Whether the cursor is at a record that was not returned yet.
     waiting: bool,
+    /// Blocks that start here or after it are not read, so damage to them harms no reader of
+    /// others.
+    end: Place,
 }
 
 impl<'c> RecordReader<'c> {
     /// Before the first record of the run.
     pub fn all(connection: &'c Connection, run_no: i64) -> Self {
         let before_all = (TenantNo(0), MeterNo(0), Timestamp::from_micros(i64::MIN));
-        Self { connection, run_no, fetched: (before_all, -1), cursor: None, waiting: false }
+        let end = (TenantNo(u32::MAX), MeterNo(u16::MAX), Timestamp::from_micros(i64::MAX));
+        Self { connection, run_no, fetched: (before_all, -1), cursor: None, waiting: false, end }
     }
 
     /// Before the first record that is at `place` or after it.
     pub fn seek(connection: &'c Connection, run_no: i64, place: Place) -> Result<Self> {
-        let mut reader = Self::all(connection, run_no);
+        let end = (TenantNo(u32::MAX), MeterNo(u16::MAX), Timestamp::from_micros(i64::MAX));
+        Self::seek_before(connection, run_no, place, end)
+    }
+
+    /// The same; the reader may end once it has returned the last record before `end`.
+    pub fn seek_before(
+        connection: &'c Connection,
+        run_no: i64,
+        place: Place,
+        end: Place,
+    ) -> Result<Self> {
+        let mut reader = Self { end, ..Self::all(connection, run_no) };
         reader.fetch_before(place)?;
         while reader.advance()? {
             if reader.cursor.as_ref().is_some_and(|cursor| cursor.place() >= place) {
@@ -452,6 +467,9 @@ impl<'c> RecordReader<'c> {
             Ok(((place, row.get(3)?), row.get::<_, Option<Vec<u8>>>(4)?))
         })?;
         let Some((fetched, body)) = found else { return Ok(false) };
+        if fetched.0 >= self.end {
+            return Ok(false);
+        }
         self.fetched = fetched;
         self.cursor = match body {
             Some(body) => Some(Cursor::open(body).ok_or_else(|| damaged_block(self.run_no))?),

@@ -200,6 +200,11 @@ fn healthy() -> Value {
             "hourly": "2026-11-16T03:00:00Z", "hourly_incomplete": false,
             "nightly": null, "nightly_incomplete": false,
         },
+        "self_check": {
+            "mismatches": 0, "not_done": null, "complete_since": "2026-11-16T02:00:00Z",
+            "last_walk": "2026-11-16T02:10:00Z", "walk_started": null, "walk_events": 1200,
+            "last_sample": "2026-11-16T03:00:00Z",
+        },
     })
 }
 
@@ -310,7 +315,7 @@ fn applying_says_what_was_done() {
 #[test]
 fn numbers_that_must_be_zero_decide() {
     let (code, shown, _) = Canned::start(json!([]), healthy()).run(&["status"]);
-    assert_eq!((code, shown.matches('✓').count(), shown.matches('✗').count()), (Some(0), 6, 0));
+    assert_eq!((code, shown.matches('✓').count(), shown.matches('✗').count()), (Some(0), 7, 0));
     assert!(shown.contains("↓ 1, before 4") && shown.contains("never"), "{shown}");
     assert!(shown.starts_with("counterfoil 0.1.0, provider stripe, shadow off\n"), "{shown}");
     assert!(shown.contains("all usage of billed meters is billed"), "{shown}");

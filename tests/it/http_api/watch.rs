@@ -3,6 +3,8 @@
 
 use super::pushes::Scripted;
 use crate::world::{Ground, Server, default_config, each};
+use counterfoil::jobs::Job;
+use counterfoil::jobs::self_check::SelfCheckJob;
 use counterfoil::rules::alert::{AlertChange, AlertKind, Condition};
 use counterfoil::rules::drift::{Reason, Verdict};
 use counterfoil::rules::finding::{FindingChange, FindingKind, Observation};
@@ -446,6 +448,13 @@ pub async fn health_tells_of_passes_and_pages(ground: Ground) {
         "hourly": null, "hourly_incomplete": false, "nightly": null, "nightly_incomplete": false,
     });
     assert_eq!(before["last_pass"], none);
+    let self_check = server.context(|_| {});
+    let self_check = SelfCheckJob::new(&self_check);
+    while self_check.pass().await.unwrap().slices > 0 {}
+    let checked = server.get("/v1/health/billing").await.json()["self_check"].clone();
+    assert_eq!((&checked["mismatches"], &checked["not_done"]), (&json!(0), &Value::Null));
+    assert!(checked["last_walk"].is_string() && checked["last_sample"].is_string(), "{checked}");
+    assert_eq!(checked["walk_started"], Value::Null, "no walk goes on");
     assert_eq!((&before["drifting_tenants"], &before["webhooks_waiting"]), (&json!(0), &json!(0)));
     let open = vec![open_alert(AlertKind::WebhooksWaiting, "")];
     server.store.record_alerts(open, &[], server.clock.now()).await.unwrap();

@@ -6,7 +6,7 @@ use crate::rules::ids::TenantNo;
 use crate::store::sqlite::event_blocks::EventReader;
 use crate::store::sqlite::recovery::Unfolded;
 use crate::store::sqlite::run_file::{RunFile, RunScan, short_hash};
-use crate::store::sqlite::runs::{Run, RunRow, read_runs};
+use crate::store::sqlite::runs::{RunRow, open_to_scan, read_runs};
 use crate::store::{CheckReport, Result};
 use rusqlite::Connection;
 use std::cmp::Reverse;
@@ -25,7 +25,7 @@ pub fn begin_with_runs(connection: &Connection, directory: &Path) -> Result<Vec<
     loop {
         connection.execute_batch("BEGIN")?;
         let runs = read_runs(connection)?;
-        let open = |row: RunRow| Run::open(directory, row).map(|run| run.file);
+        let open = |row: RunRow| open_to_scan(directory, &row);
         let files: Vec<Result<RunFile>> = runs.into_iter().map(open).collect();
         tries += 1;
         if tries == TRIES || files.iter().all(Result::is_ok) {

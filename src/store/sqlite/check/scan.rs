@@ -1,21 +1,19 @@
-//! Reads the folded events segment by segment, adds them up, and compares each with its tenant's
-//! range.
+//! Reads the folded events segment by segment, and compares each with its tenant's range.
 
 use crate::rules::fingerprint::Fingerprinter;
-use crate::rules::ids::{TenantId, TenantNo};
+use crate::rules::ids::EventId;
 use crate::rules::meter::Catalog;
-use crate::rules::rollup::{Rollup, RollupKey};
-use crate::store::sqlite::check::fold_into;
 use crate::store::sqlite::declarations::load_catalog;
 use crate::store::sqlite::event_blocks::EventBlock;
 use crate::store::sqlite::event_ranges::{self, EventRange};
 use crate::store::sqlite::fold::FoldState;
+use crate::store::sqlite::record::EventView;
 use crate::store::sqlite::run_file::KeyRecord;
 use crate::store::sqlite::segment::key_hash;
 use crate::store::sqlite::statements::Statements;
 use crate::store::{CheckReport, Result};
 use rusqlite::{Connection, params};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 pub struct Scan<'s> {
@@ -26,10 +24,6 @@ pub struct Scan<'s> {
     /// The number of the next event to read.
     next_no: u64,
     pub report: CheckReport,
-    /// What the events of folded segments add up to.
-    pub rollups: HashMap<RollupKey, Rollup>,
-    /// How many of them each tenant has.
-    pub accepted: HashMap<TenantNo, u64>,
     pub marks: KeyMarks,
 }
 
@@ -44,8 +38,6 @@ impl<'s> Scan<'s> {
             segment_no: 0,
             next_no: 1,
             report: CheckReport::default(),
-            rollups: HashMap::new(),
-            accepted: HashMap::new(),
             marks: KeyMarks::from([(1, 0)]),
         }
     }
@@ -135,7 +127,7 @@ impl<'s> Scan<'s> {
         Ok(ranges)
     }
 
-    /// Adds one event up; returns the mark of its key.
+    /// Looks at one event; returns the mark of its key.
     fn meet(
         &mut self,
         block: &EventBlock,
@@ -143,25 +135,20 @@ impl<'s> Scan<'s> {
         catalog: &Catalog,
         ranges: &mut Vec<EventRange>,
     ) -> Result<u64> {
-        let nobody = TenantId::parse("-").expect("a valid tenant id");
-        let tenant = block.view(number).map(|(view, _)| view.tenant);
-        let event = block.event(number, nobody).map(|stored| stored.event);
-        let (Ok(tenant), Ok(event)) = (tenant, event) else {
+        let view = block.view(number).ok().map(|(view, _)| view);
+        let known = view.and_then(|EventView { tenant, meter, occurred_at, id, .. }| {
+            Some((tenant, meter, occurred_at, EventId::parse(id).ok()?))
+        });
+        let Some((tenant, meter, occurred_at, id)) = known else {
             self.report.add(|| format!("event number {number} cannot be read"));
             return Ok(0);
         };
         self.report.events += 1;
-        *self.accepted.entry(tenant).or_default() += 1;
-        event_ranges::extend(ranges, number, tenant, event.occurred_at);
-        match catalog.get(event.meter) {
-            None => self.report.add(|| format!("event number {number} belongs to no meter")),
-            Some(meter) => {
-                let (bucket_start, group, rollup) = Rollup::of_event(&event, meter);
-                let key = RollupKey { tenant, meter: event.meter, bucket_start, group };
-                fold_into(&mut self.rollups, key, &rollup)?;
-            }
+        event_ranges::extend(ranges, number, tenant, occurred_at);
+        if catalog.get(meter).is_none() {
+            self.report.add(|| format!("event number {number} belongs to no meter"));
         }
-        let hash = key_hash(self.fingerprinter, tenant, &event.id);
+        let hash = key_hash(self.fingerprinter, tenant, &id);
         Ok(KeyRecord::new(hash, 0).mark(number))
     }
 
