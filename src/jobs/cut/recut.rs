@@ -70,8 +70,8 @@ impl CutJob {
         Ok(true)
     }
 
-    /// Cuts the windows of one request; the meters that failed and whether windows are left over, or
-    /// none if the lease was lost.
+    /// Cuts the windows of one request; the meters that failed and whether windows are left over,
+    /// or none if the lease was lost.
     async fn cut_request(
         &self,
         keeper: &mut Keeper<'_>,

@@ -428,8 +428,8 @@ impl Cutting {
         Ok(changed)
     }
 
-    /// Whether sums of a window go with its state: no event that was cut is left out, and of a meter
-    /// that is billed by event no other is in them.
+    /// Whether sums of a window go with its state: no event that was cut is left out, and of a
+    /// meter that is billed by event no other is in them.
     fn fits(&self, window: &CutWindow, sums: &StretchSums) -> bool {
         let cut = self.state(window).count;
         sums.count == cut || (sums.count > cut && !window.is_by_event())
