@@ -3,6 +3,7 @@
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// The variable with the URL of a server on which tests may create databases.
 pub const SERVER: &str = "COUNTERFOIL_TEST_POSTGRES";
@@ -66,6 +67,9 @@ impl Database {
     }
 }
 
+/// How often a worker is added to a cluster.
+const NODE_TRIES_MAX: usize = 5;
+
 /// The workers of the Citus cluster that is tested on; none on a plain PostgreSQL.
 pub fn workers() -> Vec<String> {
     let urls = std::env::var(WORKERS).unwrap_or_default();
@@ -83,7 +87,13 @@ async fn join_nodes(coordinator: &str, workers: &[String], name: &str) {
     execute_in(coordinator, name, &sql).await.unwrap();
     for worker in workers {
         let sql = format!("SELECT citus_add_node('127.0.0.1', {})", port(worker));
-        execute_in(coordinator, name, &sql).await.unwrap();
+        let mut tries = 1;
+        // On a busy machine the new database of a worker may not take a connection at once.
+        while let Err(error) = execute_in(coordinator, name, &sql).await {
+            assert!(tries < NODE_TRIES_MAX, "a worker could not be added: {error}");
+            tries += 1;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
     }
 }
 
