@@ -59,9 +59,9 @@ const ORDERS_MAX: usize = 200;
 const RECUTS_MAX: usize = 100;
 /// Events of one window that one transaction turns into pushes.
 const EVENTS_MAX: usize = 1_000;
-/// Calls without a push after which windows are left to the next pass, whose events come faster
-/// than they are cut.
-const FRUITLESS_ROUNDS_MAX: usize = 20;
+/// Calls after which unfinished windows are left to the next pass: their events come faster than
+/// they are cut, and others wait.
+const ROUNDS_MAX: usize = 200;
 /// How much longer than needed a pass looks back: for servers whose clocks differ, and for events
 /// that were received before the last pass and committed after it.
 const MARGIN: Span = Span::from_hours(2);
@@ -165,30 +165,30 @@ impl CutJob {
         let horizon = Span::from_hours(self.config.ingest.accept_horizon_hours);
         let range = Window { start: horizon.before(border), end: border };
         let catalog = self.store.load_catalog().await?;
-        let orders = self.order_expedited(&catalog, tenant, range, now).await?;
+        let orders = self.order_expedited(&catalog, tenant, (range, true), now).await?;
         if orders.is_empty() {
             return Ok(true);
         }
         let Some(mut keeper) = self.claim(DRAIN_LEASE).await? else { return Ok(false) };
         let mut done = Pass::default();
-        let failed = match self.record(&mut keeper, orders, &mut done).await? {
+        let (failed, left_over) = match self.record(&mut keeper, orders, &mut done).await? {
             Recorded::LeaseLost => return Ok(false),
-            Recorded::AllBut { left_over: true, .. } => return Ok(false),
-            Recorded::AllBut { failed, .. } => failed,
+            Recorded::AllBut { failed, left_over } => (failed, left_over),
         };
         keeper.release().await?;
         match failed.into_iter().next() {
-            None => Ok(true),
+            None => Ok(!left_over),
             Some((_, error)) => Err(error),
         }
     }
 
-    /// Windows of a period that have changed, although they are open.
+    /// Windows of a period that have changed, although they have not settled; with those that hold
+    /// its end and are not over, if `with_open`.
     async fn order_expedited(
         &self,
         catalog: &Catalog,
         tenant: &TenantId,
-        period: Window,
+        (period, with_open): (Window, bool),
         now: Timestamp,
     ) -> store::Result<Vec<CutOrder>> {
         let mut orders = Vec::new();
@@ -198,7 +198,7 @@ impl CutJob {
             let inside = period.end.saturating_add_micros(-1);
             let last = billing.window_around(inside, meter.spec.bucket);
             let range = Window { start: period.start, end: last.end };
-            let seek = Seek { range, now, closed_until: Some(period.end) };
+            let seek = Seek { range, now, closed_until: Some((period.end, with_open)) };
             orders.extend(self.find_changed(&billed, tenant, seek).await?);
         }
         Ok(orders)
@@ -241,7 +241,7 @@ impl CutJob {
         ended
     }
 
-    /// Cuts what has changed of each tenant; false if the lease was lost.
+    /// Cuts what has changed of each tenant; false if the lease was lost, or windows are left over.
     async fn walk(
         &self,
         keeper: &mut Keeper<'_>,
@@ -265,9 +265,12 @@ impl CutJob {
                 let batch = std::mem::take(&mut orders);
                 match self.record(keeper, batch, done).await? {
                     Recorded::LeaseLost => return Ok(false),
-                    // What is left over differs from its last cut, and is found again.
-                    Recorded::AllBut { failed, .. } => {
+                    Recorded::AllBut { failed, left_over } => {
                         failed.iter().for_each(|(tenant, error)| walk.fail(tenant, error));
+                        if left_over {
+                            // The next pass goes on with these tenants, and the mark stays.
+                            return Ok(false);
+                        }
                     }
                 }
                 walk.after = Some(tenant);
@@ -342,7 +345,7 @@ impl CutJob {
             let billed_by_now = window.start >= billing.start()
                 && (billing.granularity == Granularity::Event
                     || closed_until
-                        .is_some_and(|border| is_expedited(billing, *window, border, now))
+                        .is_some_and(|until| is_expedited(billing, *window, until, now))
                     || meter.window_life().state(window.end, now) != WindowState::Open);
             billed_by_now && *cut != Some(*count)
         });
@@ -429,8 +432,8 @@ impl CutJob {
             if report.unfinished.is_empty() {
                 continue;
             }
-            rounds = if report.pushes == 0 { rounds + 1 } else { 0 };
-            if rounds < FRUITLESS_ROUNDS_MAX {
+            rounds += 1;
+            if rounds < ROUNDS_MAX {
                 batches.push(report.unfinished);
             } else {
                 left_over = true;
@@ -461,14 +464,20 @@ struct Counts {
 struct Seek {
     range: Window,
     now: Timestamp,
-    /// Windows that are invoiced with the period that ends then are cut although they are open.
-    closed_until: Option<Timestamp>,
+    /// Windows that are invoiced with the period that ends then are cut although they have not
+    /// settled, and if the flag says so although they are not over.
+    closed_until: Option<(Timestamp, bool)>,
 }
 
 /// Whether some of a window may be on the invoice of a period that ends at `border`. One that is
 /// billed by its total is not divided, so its total must be there.
-fn is_expedited(billing: &Billing, window: Window, border: Timestamp, now: Timestamp) -> bool {
-    let divided = billing.mode == Mode::Delta;
+fn is_expedited(
+    billing: &Billing,
+    window: Window,
+    (border, with_open): (Timestamp, bool),
+    now: Timestamp,
+) -> bool {
+    let divided = with_open && billing.mode == Mode::Delta;
     window.end <= border || (window.start < border && (divided || window.end <= now))
 }
 

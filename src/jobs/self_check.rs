@@ -203,7 +203,7 @@ impl SelfCheckJob {
             }
             Err(error @ Error::Corrupt { .. }) => {
                 let catalog = self.store.load_catalog().await?;
-                if parts.split(part, &catalog) {
+                if parts.split(part, &catalog, self.store.last_tenant().await?) {
                     return Ok(Outcome::Divided);
                 }
                 let part = self.describe(part, &catalog).await?;

@@ -112,10 +112,17 @@ impl Slice {
 
     /// Smaller slices of the same, to find out which of them cannot be read: half of the tenants
     /// each, or of one tenant each meter and the counters. None if there are none smaller.
-    fn parts(&self, catalog: &Catalog) -> Vec<Self> {
+    fn parts(&self, catalog: &Catalog, tenant_last: TenantNo) -> Vec<Self> {
         let (first, last) = (self.first.0, self.last.0);
+        if first > tenant_last.0 {
+            return Vec::new();
+        }
         if first < last {
-            let middle = first + (last - first) / 2;
+            // No tenant has a number beyond the last one: those numbers are one part.
+            let middle = match last > tenant_last.0 {
+                true => tenant_last.0,
+                false => first + (last - first) / 2,
+            };
             let lower = Self { last: TenantNo(middle), ..*self };
             return vec![lower, Self { first: TenantNo(middle + 1), ..*self }];
         }
@@ -153,24 +160,35 @@ impl Slice {
     }
 }
 
+/// How often a slice is divided: what makes all of it unreadable is not sought in each of many
+/// tenants.
+const DIVISIONS_MAX: usize = 500;
+
 /// A slice, and the parts of it that are left to compare after some of it could not be read.
 #[derive(Debug, Clone)]
-pub struct Parts(Vec<Slice>);
+pub struct Parts {
+    left: Vec<Slice>,
+    divisions: usize,
+}
 
 impl Parts {
     pub fn of(slice: Slice) -> Self {
-        Self(vec![slice])
+        Self { left: vec![slice], divisions: 0 }
     }
 
     pub fn pop(&mut self) -> Option<Slice> {
-        self.0.pop()
+        self.left.pop()
     }
 
-    /// Divides a part that could not be read. Returns false if it cannot be divided further.
-    pub fn split(&mut self, part: Slice, catalog: &Catalog) -> bool {
-        let parts = part.parts(catalog);
-        let divided = !parts.is_empty();
-        self.0.extend(parts.into_iter().rev());
+    /// Divides a part that could not be read; `tenant_last` is the highest number of a tenant.
+    /// Returns false if it is not divided further.
+    pub fn split(&mut self, part: Slice, catalog: &Catalog, tenant_last: TenantNo) -> bool {
+        let parts = part.parts(catalog, tenant_last);
+        let divided = !parts.is_empty() && self.divisions < DIVISIONS_MAX;
+        if divided {
+            self.divisions += 1;
+            self.left.extend(parts.into_iter().rev());
+        }
         divided
     }
 }

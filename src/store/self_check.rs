@@ -77,5 +77,7 @@ verbs! {
         async fn list_mismatches(&self, limit: usize) -> Result<Vec<KeptMismatch>>;
         async fn count_mismatches(&self) -> Result<u64>;
         async fn name_tenant(&self, number: TenantNo) -> Result<Option<TenantId>>;
+        /// The highest number of a tenant; 0 if there is none.
+        async fn last_tenant(&self) -> Result<TenantNo>;
     }
 }

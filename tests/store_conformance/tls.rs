@@ -21,7 +21,7 @@ fn certificate(name: &str) -> String {
 async fn open(plain: &str, host: &str, parameters: &str) -> Result<(i64, i64), String> {
     let name = format!("{host} {parameters}").replace(|c: char| !c.is_alphanumeric(), "_");
     let name = &name[..name.len().min(63)];
-    let parameters = format!("{parameters}&application_name={name}");
+    let parameters = format!("{}&application_name={name}", parameters.trim_end_matches('&'));
     let url = format!("{}?{parameters}", plain.replace("127.0.0.1", host));
     let store = PostgresStore::open(&url, &POSTGRES).await.map_err(|error| error.to_string())?;
     store.ping().await.map_err(|error| error.to_string())?;

@@ -114,6 +114,6 @@ mod tests {
         assert_eq!(lines[0], HEADER.join(","));
         let begins = "\"a,\"\"b\"\"\",api_calls,2026-11-01T00:00:00Z,2026-11-02T00:00:00Z,5,5,2.5,";
         assert!(lines[1].starts_with(begins), "{}", lines[1]);
-        assert!(lines[1].contains(",-2.5,replay,lost,'=1+1,,,,,1,,"), "{}", lines[1]);
+        assert!(lines[1].contains(",-2.5,replay,lost,'=1+1,,,,,,,1,,"), "{}", lines[1]);
     }
 }

@@ -35,11 +35,17 @@ const EVERY: Span = Span::from_seconds(5);
 /// everyone has one.
 const AGAIN_AFTER: Span = Span::from_minutes(1);
 
+/// How often the window that holds the period's end is cut while it is open: what it has after that
+/// end is pushed with it, and is on no draft yet.
+const OPEN_AGAIN_AFTER: Span = Span::from_minutes(10);
+
 /// When this process last looked, and for whom. Forgotten in a crash, and looked at anew.
 #[derive(Default)]
 pub struct Flushes {
     looked_at: Option<Timestamp>,
     by_customer: BTreeMap<CustomerId, Timestamp>,
+    /// When open windows were last cut.
+    open_cut_at: BTreeMap<CustomerId, Timestamp>,
     /// Tenants that could not be flushed; each is logged once.
     failed: BTreeSet<TenantId>,
 }
@@ -59,6 +65,7 @@ impl Flushes {
     fn choose(&mut self, drafts: Vec<Draft>, now: Timestamp) -> Vec<(Draft, Option<Timestamp>)> {
         let owners: BTreeSet<&CustomerId> = drafts.iter().map(|(customer, _)| customer).collect();
         self.by_customer.retain(|customer, _| owners.contains(customer));
+        self.open_cut_at.retain(|customer, _| owners.contains(customer));
         let last = |draft: Draft| {
             let last = self.by_customer.get(&draft.0).copied();
             (draft, last)
@@ -66,6 +73,17 @@ impl Flushes {
         let due =
             |at: Option<Timestamp>| at.is_none_or(|at| at > now || AGAIN_AFTER.after(at) <= now);
         drafts.into_iter().map(last).filter(|(_, at)| due(*at)).collect()
+    }
+
+    /// Notes a look at a customer's windows; whether open ones are due too.
+    fn look(&mut self, customer: &CustomerId, now: Timestamp) -> bool {
+        self.by_customer.insert(customer.clone(), now);
+        let last = self.open_cut_at.get(customer);
+        let due = last.is_none_or(|at| *at > now || OPEN_AGAIN_AFTER.after(*at) <= now);
+        if due {
+            self.open_cut_at.insert(customer.clone(), now);
+        }
+        due
     }
 
     fn fail(&mut self, tenant: &TenantId, error: &store::Error) {
@@ -145,14 +163,14 @@ impl CutJob {
         let mut orders = Vec::new();
         for ((customer, period), last) in due {
             let found = self.store.find_customer(&customer).await?;
-            self.flushes.lock().expect("no holder panics").by_customer.insert(customer, now);
+            let with_open = self.flushes.lock().expect("no holder panics").look(&customer, now);
             let Some(tenant) = found.map(|tenant| tenant.id) else { continue };
             let same_hour = last.is_some_and(|at| hour_of(at) == hour_of(now));
             if same_hour && !active.contains(&tenant) {
                 continue;
             }
             let range = Window { start: period.start.max(horizon.before(now)), ..period };
-            match self.order_expedited(&catalog, &tenant, range, now).await {
+            match self.order_expedited(&catalog, &tenant, (range, with_open), now).await {
                 Ok(changed) => orders.extend(changed),
                 Err(error) if error.is_of_data() => {
                     self.flushes.lock().expect("no holder panics").fail(&tenant, &error);

@@ -68,7 +68,7 @@ proptest! {
         while let Some(part) = parts.pop() {
             let meter = part.meter.is_none_or(|meter| meter == MeterNo(2));
             if (part.first.0..=part.last.0).contains(&bad) && meter {
-                if !parts.split(part, &catalog) {
+                if !parts.split(part, &catalog, TenantNo(79)) {
                     unread.push(part);
                 }
             } else if part.meter.is_none() {

@@ -73,7 +73,7 @@ async fn check_part(
         Err(Error::Corrupt { what }) => {
             let client = pool.get().await?;
             let catalog = read_catalog(&client).await?;
-            if !parts.split(part, &catalog) {
+            if !parts.split(part, &catalog, last_tenant(&client).await?) {
                 let name = find_name(&client, part.first).await?;
                 let name = name.as_ref().map(TenantId::as_str);
                 let part = part.describe(name, &catalog);
@@ -89,6 +89,12 @@ async fn check_part(
 async fn count_events(client: &ClientWrapper) -> Result<u64> {
     let sql = "-- count_events\nSELECT COALESCE(sum(accepted), 0)::int8 FROM counters";
     read_count(column(&client.query_one(sql, &[]).await?, 0)?)
+}
+
+async fn last_tenant(client: &ClientWrapper) -> Result<TenantNo> {
+    let sql = "-- last_tenant\nSELECT COALESCE(max(tenant_no), 0) FROM tenants";
+    let number: i32 = column(&client.query_one(sql, &[]).await?, 0)?;
+    Ok(TenantNo(u32::try_from(number).map_err(|_| damaged("tenants.tenant_no", number))?))
 }
 
 async fn find_name(client: &ClientWrapper, number: TenantNo) -> Result<Option<TenantId>> {

@@ -58,6 +58,13 @@ impl<S: SqlStore> SelfChecks for S {
         let sql = "-- name_tenant\nSELECT tenant FROM tenants WHERE tenant_no = $1";
         self.in_reader(move |session| session.read_optional(sql, values![number], Row::only)).await
     }
+
+    async fn last_tenant(&self) -> Result<TenantNo> {
+        let sql = "-- last_tenant\nSELECT max(tenant_no) FROM tenants";
+        let last: Option<TenantNo> =
+            self.in_reader(move |session| session.read_one(sql, &[], Row::only)).await?;
+        Ok(last.unwrap_or(TenantNo(0)))
+    }
 }
 
 fn read_self_check(session: &dyn Session) -> Done<SelfCheck> {

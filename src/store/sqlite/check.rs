@@ -130,7 +130,7 @@ fn check_part(
         }
         Err(Error::Corrupt { what }) => {
             let catalog = load_catalog(connection)?;
-            if !parts.split(part, &catalog) {
+            if !parts.split(part, &catalog, last_tenant(connection)?) {
                 let name = tenant_name(connection, part.first);
                 let part = part.describe(Some(&name), &catalog);
                 report.add(|| format!("{part}: could not be checked: {what}"));
@@ -186,6 +186,11 @@ fn add_up(connection: &Connection) -> Result<HashMap<RollupKey, Rollup>> {
         }
     })?;
     Ok(totals)
+}
+
+fn last_tenant(connection: &Connection) -> Result<TenantNo> {
+    let sql = "-- last_tenant\nSELECT coalesce(max(tenant_no), 0) FROM tenants";
+    connection.read_one(sql, [], |row| Ok(TenantNo(row.get(0)?)))
 }
 
 fn tenant_name(connection: &Connection, tenant: TenantNo) -> String {

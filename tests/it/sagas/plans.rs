@@ -166,7 +166,7 @@ pub async fn usage_of_the_sign_up_hour_is_invoiced(ground: Ground) {
     assert_eq!(invoiced(&world, &case), [500, 500 + 100]);
 }
 
-/// The middle of the hour lies after the end of the subscription.
+/// The middle of the hour lies after the end of the subscription, at 12:20.
 pub async fn usage_of_the_last_hour_is_stamped_inside_the_subscription(ground: Ground) {
     let world = World::on(ground).await;
     let story = Cancel { at_once: false };
@@ -176,7 +176,7 @@ pub async fn usage_of_the_last_hour_is_stamped_inside_the_subscription(ground: G
     world.used(&case.tenant, "3", world.clock.now()).await;
     send_at(&world, "2026-12-15T15:00:00Z").await;
     let pushes = world.pushes(&case.tenant).await;
-    assert_eq!(pushes.last().unwrap().stamped_at, at("2026-12-15T12:19:59Z"));
+    assert_eq!(pushes.last().unwrap().stamped_at, at("2026-12-15T12:10:00Z"));
 }
 
 /// Events are stamped with their own moment, and the prices change after the boundary.
