@@ -66,6 +66,11 @@ fn folded(place: &Place) -> &'static str {
     }
 }
 
+/// A server that was killed has the lease for a quarter of an hour.
+async fn end_lease(place: &Place) {
+    run(place, "DELETE FROM leases WHERE name = 'self_check'").await;
+}
+
 /// A server that folds with a bug, and after it one without: the second one's self-check pages.
 async fn is_found(place: Place, bug: &str, subject: &str) {
     let failpoints = format!("{bug}=return");
@@ -77,6 +82,7 @@ async fn is_found(place: Place, bug: &str, subject: &str) {
     server.kill();
     // Another night.
     run(&place, "DELETE FROM self_checks").await;
+    end_lease(&place).await;
     let mut server = Server::start(&place);
     eventually(&format!("{bug} is found"), async || {
         let open = get(&server, "/v1/alerts?open=true&kind=self_check_mismatch").await;
@@ -117,12 +123,15 @@ async fn goes_on_after(place: Place, point: &str) {
     eventually("events are folded", async || run(&place, folded(&place)).await > 2_400).await;
     server.kill();
     run(&place, "DELETE FROM self_checks").await;
-    let failpoints = format!("{point}=4*off->return");
+    end_lease(&place).await;
+    // The second step: the first one's progress is stored.
+    let failpoints = format!("{point}=1*off->return");
     let launch = Launch { failpoints: &failpoints, ..Launch::default() };
     if let Ok(mut server) = Server::launch(&place, &launch) {
         let ended = server.ended_within(Duration::from_secs(60)).await;
         assert!(ended.is_some_and(|status| !status.success()), "it ends at {point}");
     }
+    end_lease(&place).await;
     let server = Server::start(&place);
     eventually("a walk is completed", async || {
         let health = get(&server, "/v1/health/billing").await;
