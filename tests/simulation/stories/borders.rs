@@ -4,7 +4,7 @@
 //! was used in its half-open period at its price, and usage of a trial must be nowhere.
 
 use crate::orders::Order;
-use crate::stories::subscriptions::ask;
+use crate::stories::subscriptions::{ask, make_prices};
 use crate::world::{AMOUNTS, CHANCES, DAY, HOUR, MINUTE, TENANTS, World};
 use counterfoil::rules::quantity::Quantity;
 use serde_json::Value;
@@ -67,7 +67,7 @@ struct Post {
 }
 
 pub fn live(world: &mut World<'_>) -> Result<(), String> {
-    let prices = make_prices(world);
+    let prices = make_prices(world, PRICED);
     world.map("late-mapped");
     world.lag = 30 + i64::try_from(world.dice.below(120)).unwrap();
     let (mut post, mut subscribers) = (Post::default(), Vec::new());
@@ -108,26 +108,6 @@ impl World<'_> {
         let beyond = if into > HOUR - room { HOUR - into + room } else { 0 };
         self.advance(ahead + beyond);
     }
-}
-
-fn make_prices(world: &World<'_>) -> Prices {
-    let meters = ask(world, &SimRequest::get("/v1/billing/meters?limit=100"));
-    ["1", "2"].map(|cents| {
-        PRICED.map(|name| {
-            let all = meters["data"].as_array().unwrap();
-            let meter = all.iter().find(|meter| meter["event_name"] == name).unwrap();
-            let fields = [
-                ("currency", "usd"),
-                ("unit_amount_decimal", cents),
-                ("recurring[interval]", "month"),
-                ("recurring[usage_type]", "metered"),
-                ("recurring[meter]", meter["id"].as_str().unwrap()),
-                ("product_data[name]", name),
-            ];
-            let price = ask(world, &SimRequest::form("/v1/prices", &fields));
-            price["id"].as_str().unwrap().to_owned()
-        })
-    })
 }
 
 fn subscribe(world: &mut World<'_>, tenant: &'static str, prices: &Prices) -> Subscriber {

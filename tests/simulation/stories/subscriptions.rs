@@ -36,7 +36,7 @@ struct Subscriber {
 type Prices = [[String; PRICED.len()]; 2];
 
 pub fn live(world: &mut World<'_>) -> Result<(), String> {
-    let prices = make_prices(world);
+    let prices = make_prices(world, PRICED);
     undo_creation(world, &prices)?;
     world.lag = 60 + i64::try_from(world.dice.below(240)).unwrap();
     let mut subscribers = Vec::new();
@@ -72,10 +72,11 @@ pub fn ask(world: &World<'_>, request: &SimRequest) -> Value {
     answer.json()
 }
 
-fn make_prices(world: &World<'_>) -> Prices {
+/// Prices of these meters, at one cent and at two.
+pub fn make_prices<const N: usize>(world: &World<'_>, priced: [&str; N]) -> [[String; N]; 2] {
     let meters = ask(world, &SimRequest::get("/v1/billing/meters?limit=100"));
     ["1", "2"].map(|cents| {
-        PRICED.map(|name| {
+        priced.map(|name| {
             let all = meters["data"].as_array().unwrap();
             let meter = all.iter().find(|meter| meter["event_name"] == name).unwrap();
             let fields = [
