@@ -12,7 +12,7 @@ use super::traffic::{Traffic, pick, roll};
 use crate::database::workers;
 use crate::dice::Dice;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Enough to meet folds and merges in several states, few enough for every run of the suite.
 const ROUNDS: usize = 6;
@@ -21,6 +21,8 @@ const PAUSE_MS_MAX: u64 = 600;
 const DATABASE_EVERY: u64 = 4;
 /// One server in so many is killed once more while it starts.
 const TWICE_EVERY: u64 = 3;
+/// A node of a cluster is started again, and its prepared transactions are recovered.
+const RECOVERED_WITHIN: Duration = Duration::from_secs(180);
 
 pub struct Plan {
     pub rounds: usize,
@@ -76,6 +78,9 @@ pub async fn kill_rounds(place: &Place, plan: &Plan) -> Result<Model, Vec<String
         traffic.result()?;
     }
     traffic.end(tasks).await;
+    if plan.restarts_database {
+        recover_prepared(&place.store()).await;
+    }
     traffic.compare().await;
     drop(servers);
     examine(place, traffic.result()?).await
@@ -136,6 +141,33 @@ async fn restart_database(store: &str) {
     let process: String = client.query_one(process, &[]).await.unwrap().get(0);
     let sent = Command::new("kill").args(["-QUIT", &process]).status().unwrap();
     assert!(sent.success(), "process {process} cannot be signalled");
+}
+
+/// After a node of a Citus cluster was ended, it may hold its part of a committed transaction back
+/// until the coordinator recovers it, which it does once a minute. Does that now.
+async fn recover_prepared(store: &str) {
+    let (_, name) = store.rsplit_once('/').unwrap();
+    let prepared = format!("(SELECT count(*) FROM pg_prepared_xacts WHERE database = '{name}')");
+    for worker in workers() {
+        let started = Instant::now();
+        loop {
+            let recovered = read_number(store, "recover_prepared_transactions()").await;
+            let left = read_number(&format!("{worker}/postgres"), &prepared).await;
+            if recovered.is_some() && left == Some(0) {
+                break;
+            }
+            assert!(started.elapsed() < RECOVERED_WITHIN, "{worker}: {left:?} are prepared");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+/// None while the server does not answer.
+async fn read_number(url: &str, expression: &str) -> Option<i64> {
+    let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await.ok()?;
+    tokio::spawn(connection);
+    let sql = format!("SELECT {expression}::int8");
+    client.query_one(&sql, &[]).await.ok().map(|row| row.get(0))
 }
 
 async fn be_exact(place: &Place, servers: usize) {
