@@ -257,8 +257,8 @@ fn cut_windows(
     let keys = windows.iter().map(CutWindow::key).collect();
     let states = lock_states(session, &keys)?;
     let attributions = read_attributions(session, &tenants.values().copied().collect())?;
-    let known = Cutting { waiting, remainders, states, attributions, ..Cutting::new(terms) };
-    let mut cutting = known;
+    let new = Cutting::new(terms);
+    let mut cutting = Cutting { waiting, remainders, states, attributions, ..new };
     let changed = cutting.list_changed(session, &windows, listed)?;
     cutting.read(session, &changed)?;
     for one in changed {
